@@ -66,7 +66,7 @@ from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
-from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
+from grpo_eqx.rewards.signatures import check_signatures
 from grpo_eqx.rollout.collector import RolloutCollector
 from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.run.initial_state import initial_state, state_shapes, untrained_state
@@ -324,8 +324,9 @@ class GRPOTrainer:
         for each in (problems[0], self.heldout.prompts[0]):
             self._environments.check_columns(each.columns)
         acts, workers = bool(self._environments.kinds), self.cfg.reward_workers
-        check_signatures(funcs, problems[0].columns, environments=acts, workers=workers)
-        self._notes += (note_on_unpassed(funcs, problems[0].columns),)
+        check_signatures(
+            funcs, problems[0].columns, environments=acts, workers=workers, in_training=True
+        )
         scorer.check_signatures(self.heldout.prompts[0].columns, environments=acts)
 
     @explains_lost_hosts
@@ -445,6 +446,7 @@ class GRPOTrainer:
             metrics |= compiled.metrics() | memory.metrics()
             if self._starts_up:
                 metrics |= self._startup(began)
+            metrics |= self.rollouts.logged(made, metrics)
             clock.next_step()
             metrics |= events.step_ended(metrics)
             record.step(self.state.step, metrics)

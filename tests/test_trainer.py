@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
-from grpo_eqx.common.errors import RewardFailureError
+from grpo_eqx.common.errors import RewardError, RewardFailureError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import LocalSampler, Sampled, SamplingCounts
@@ -469,6 +469,31 @@ def test_a_reward_function_that_fails_ends_a_run_before_its_first_rollout(tmp_pa
         trainer.fit()
     assert trainer.programs.compiler.num_shapes == {}
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_reward_function_logs_a_metric_and_a_column(tmp_path: Path) -> None:
+    def judge(
+        completions: list[str], trainer_state: Any, log_metric: Any, log_extra: Any, **columns: Any
+    ) -> list[float]:
+        assert trainer_state.max_steps == 2
+        log_metric("judge/step", trainer_state.global_step)
+        log_extra("words", [len(text.split()) for text in completions])
+        return [float(len(text)) for text in completions]
+
+    GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path), reward_funcs=judge).fit()
+    assert [line["judge/step"] for line in lines(tmp_path)] == [0.0, 1.0]
+    for row in pq.read_table(tmp_path / "completions" / "step_000002.parquet").to_pylist():
+        assert row["words"] == len(row["completion"].split())
+
+
+def test_a_metric_of_the_run_cannot_be_logged_by_a_function(tmp_path: Path) -> None:
+    def judge(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+        log_metric("loss", 0.0)
+        return [float(len(text)) for text in completions]
+
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path), reward_funcs=judge)
+    with pytest.raises(RewardError, match="logs 'loss', which the run logs already"):
+        trainer.fit()
 
 
 def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:

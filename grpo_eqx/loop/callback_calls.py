@@ -4,10 +4,10 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, SupportsFloat, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from grpo_eqx.common.clean_text import is_name
-from grpo_eqx.common.errors import CallbackError, UserError, first_line, shown
+from grpo_eqx.common.errors import CallbackError, UserError, first_line
+from grpo_eqx.common.logged_metrics import check_unused, metric_value
 from grpo_eqx.common.process_state import StateGuard
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.loop.callbacks import Callback, Event, Response
@@ -17,8 +17,6 @@ from grpo_eqx.settings.unknown_names import names_of_others
 EventName = Literal["on_train_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 _LOGGING = "on_step_end", "on_evaluate"
-_OF_ROWS = "step", "step_time"
-"""Names by which a line of metrics is known as a step's."""
 
 
 class Heard(NamedTuple):
@@ -67,25 +65,9 @@ class CallbackCalls:
                     f"them with: return them from {' or '.join(_LOGGING)}."
                 )
             for metric, value in response.metrics.items():
-                if not is_name(metric):
-                    what = "that is a text"
-                    if isinstance(metric, str):
-                        what = "of characters that can be printed"
-                    raise UserError(
-                        f"callback {called} logs a metric with the name {shown(metric)}: give it a "
-                        f"name {what}."
-                    )
-                if metric in _OF_ROWS or (name == "on_step_end" and metric.startswith("eval/")):
-                    raise UserError(
-                        f"callback {called} logs {metric!r} in {name}, a name by which lines of "
-                        f"steps and of evaluations are told apart: choose another."
-                    )
-                if metric in now.metrics:
-                    raise UserError(
-                        f"callback {called} logs {metric!r}, which the run logs already: choose "
-                        f"another name."
-                    )
-                logged[metric] = _number(called, metric, value)
+                who, of_step = f"callback {called}", name == "on_step_end"
+                logged[metric] = metric_value(who, metric, value)
+                check_unused(who, metric, now.metrics, of_step=of_step)
             if response.stop is not None and stop is None:
                 stop = f"{called}: {response.stop}"
         return Heard(logged, stop)
@@ -146,15 +128,6 @@ def _response(
             f"grpo_eqx.Response, or nothing."
         )
     return response
-
-
-def _number(called: str, metric: str, value: SupportsFloat) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"callback {called} logs {metric!r} as {shown(value)}: metrics are numbers."
-        ) from error
 
 
 def _name(callback: Callback) -> str:

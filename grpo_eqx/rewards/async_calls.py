@@ -101,10 +101,11 @@ async def _replies(
     contract.
     """
     process = os.getpid()
+    logging = [samples.call(name) for samples in calls]
 
     async def call(first: int, samples: Samples) -> list[Reading] | str | Failure:
         try:
-            returned = await func(**samples.arguments())
+            returned = await func(**(samples.arguments() | logging[first].arguments))
             return read_rewards(returned, len(samples), first=first)
         except BaseException as error:
             return raised(error)
@@ -117,6 +118,8 @@ async def _replies(
         left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
         await asyncio.wait(tasks, timeout=left)
         replies = [task.result() if task.done() else late for task in tasks]
+        for own, reply in zip(logging, replies, strict=True):
+            own.end(failed=isinstance(reply, Failure))
         return [x if isinstance(x, Failure) else outcomes_of(name, x) for x in replies]
     finally:
         for task in tasks:

@@ -94,7 +94,7 @@ def _entries(returned: Any, count: int) -> list[Any] | None:
     """Lists the first `count` + 1 entries of a result; `None` if it is not a list."""
     try:
         if _is_array(returned):
-            returned = list(_as_python(returned))
+            returned = list(as_python(returned))
         if isinstance(returned, _TEXTS) or not isinstance(returned, Sequence):
             return None
         return list(islice(returned, count + 1))
@@ -117,7 +117,7 @@ def _reading(reward: Any, index: int) -> Reading:
     value = reward
     try:
         if _is_array(value):  # scalars of libraries, too
-            value = _as_python(value)
+            value = as_python(value)
         if value is None:
             return None
         if isinstance(value, BaseException):
@@ -147,7 +147,7 @@ def _is_array(value: Any) -> bool:
     return getattr(type(value), "__array__", None) is not None
 
 
-def _as_python(array: Any) -> Any:
+def as_python(array: Any) -> Any:
     """Returns an array of numbers as Python numbers, if possible, and anything else unchanged."""
     can = _holds_numbers(array) and getattr(type(array), "tolist", None) is not None
     return array.tolist() if can else array

@@ -39,7 +39,7 @@ def make_rewards(
     weights = cfg.reward_weights
     if weights is not None and len(weights) == len(funcs):
         weights = (*weights, *(1.0,) * len(own))
-    runner = RewardRunner({**funcs, **own}, weights, limits=limits)
+    runner = RewardRunner({**funcs, **own}, weights, limits=limits, max_steps=cfg.steps)
     if not penalized:
         return runner
     assert cfg.max_completion_length is not None  # resolved
@@ -94,7 +94,10 @@ def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
 
 
 def make_eval_reward(cfg: GRPOConfig, func: RewardFunc | str) -> RewardRunner:
-    """Makes the runner of the function that scores evaluations, with the limits of rewards."""
+    """Makes the runner of the function that scores evaluations, with the limits of rewards.
+
+    It cannot log.
+    """
     return RewardRunner(dict([_named(func, "eval_func")]), limits=_limits(cfg))
 
 

@@ -9,6 +9,7 @@ from grpo_eqx.common.errors import RewardError
 from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
 from grpo_eqx.rewards.contract import Reading, reason_of
+from grpo_eqx.rewards.logged import Log, LoggingCall
 
 ENVIRONMENTS = "environments"
 """Argument of reward functions in runs with environments."""
@@ -27,6 +28,10 @@ class Samples:
     columns: Mapping[str, list[Any]]
     environments: list[Any] | None = None
     """Environments that completions acted in, which functions get as they are."""
+    numbers: Sequence[int] = ()
+    """Numbers of the completions among those of the rollout."""
+    log: Log = dataclasses.field(default_factory=Log)
+    """Log of the functions that are called."""
 
     @classmethod
     def of(
@@ -35,6 +40,7 @@ class Samples:
         completions: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[Sequence[int]]],
         acted: Acted | None = None,
+        log: Log | None = None,
     ) -> "Samples":
         """Flattens `completions[p][g]` and their tokens, and repeats the prompts' columns.
 
@@ -56,7 +62,8 @@ class Samples:
             answers = [list(own) for own in acted.messages]
             if any(each is not None for each in acted.environments):
                 environments = list(acted.environments)
-        return cls(contents, answers, columns, environments)
+        log = Log() if log is None else log
+        return cls(contents, answers, columns, environments, range(len(rows)), log)
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -72,6 +79,10 @@ class Samples:
             arguments[ENVIRONMENTS] = list(self.environments)
         return arguments
 
+    def call(self, func: str) -> LoggingCall:
+        """Returns what a call of the function with that name logs with."""
+        return LoggingCall(self.log, func, self.numbers)
+
     def chosen(self, indices: Sequence[int]) -> "Samples":
         """Returns the arguments for some completions."""
         columns = {name: [values[i] for i in indices] for name, values in self.columns.items()}
@@ -81,6 +92,8 @@ class Samples:
             [self.completions[i] for i in indices],
             columns,
             None if environments is None else [environments[i] for i in indices],
+            [self.numbers[i] for i in indices],
+            self.log,
         )
 
     def one(self, index: int) -> "Samples":

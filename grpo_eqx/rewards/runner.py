@@ -14,17 +14,20 @@ from grpo_eqx.common.process_state import StateGuard, warn
 from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.rewards.async_calls import AsyncCalls
-from grpo_eqx.rewards.contract import read_rewards
+from grpo_eqx.rewards.contract import Reading, read_rewards
 from grpo_eqx.rewards.limits import RewardLimits, is_async, is_built_in, is_plain
+from grpo_eqx.rewards.logged import Log, Logged, TrainerState
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of, raised
+from grpo_eqx.rewards.signatures import named_of_training
 from grpo_eqx.rewards.workers import WorkerPool
 
 RewardFunc = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 """TRL's reward signature, `f(prompts, completions, **columns)`: lists in, one float per row out.
 
 `columns` holds `completion_ids`, the tokens of each completion, and the problems' other columns, as
-lists. `None` in place of a float means that the function does not apply to a completion. An
-`async def` function is awaited.
+lists. A function of training that names them also gets TRL's `log_extra(column, values)`,
+`log_metric(name, value)` and `trainer_state`. `None` in place of a float means that the function
+does not apply to a completion. An `async def` function is awaited.
 """
 
 
@@ -42,6 +45,8 @@ class Rewards:
     failed: Bool[np.ndarray, "funcs P G"] | None = None
     """True where a function failed; the completion then has no rewards. `None`: failures are
     errors."""
+    logged: Logged | None = None
+    """Metrics and columns that functions have logged; `None` where none of them can log."""
 
     @classmethod
     def of(
@@ -72,11 +77,15 @@ class Rewards:
         failed = None
         if self.failed is not None and other.failed is not None:
             failed = np.concatenate([self.failed, other.failed], axis=1)
+        logged = None
+        if self.logged is not None and other.logged is not None:
+            logged = self.logged.joined(other.logged)
         return dataclasses.replace(
             self,
             each=np.concatenate([self.each, other.each], axis=1),
             total=np.concatenate([self.total, other.total]),
             failed=failed,
+            logged=logged,
         )
 
     def without(self, name: str) -> "Rewards":
@@ -89,11 +98,13 @@ class Rewards:
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
         """Returns the rewards of the prompts at `indices`, in their order."""
+        numbers = np.arange(self.total.size).reshape(self.total.shape)[indices].reshape(-1)
         return dataclasses.replace(
             self,
             each=self.each[:, indices],
             total=self.total[indices],
             failed=None if self.failed is None else self.failed[:, indices],
+            logged=None if self.logged is None else self.logged.of(numbers.tolist()),
         )
 
 
@@ -110,6 +121,7 @@ class RewardRunner:
         weights: Sequence[float] | None = None,
         penalty: str | None = None,
         limits: RewardLimits | None = None,
+        max_steps: int | None = None,
     ):
         """**Arguments:**
 
@@ -117,6 +129,8 @@ class RewardRunner:
         - `weights`: their weights, by default 1 each.
         - `penalty`: the name of a function that applies only where another function does.
         - `limits`: the limits on the functions.
+        - `max_steps`: the steps of the run whose completions are rewarded. Functions outside of
+          workers can then log. `None`: there is no run, and none can.
 
         Raises `UserError` if the numbers of functions and weights differ, all weights are 0, or a
         limit cannot be enforced.
@@ -138,11 +152,21 @@ class RewardRunner:
         self._in_workers = plain if limits.workers else {}
         self._workers = WorkerPool(self._in_workers, limits.workers)
         self._awaited = AsyncCalls(limits)
+        self.max_steps = max_steps
+        can_log = {x: f for x, f in funcs.items() if x not in self._in_workers}
+        passed = {name: named_of_training(func) for name, func in can_log.items()}
+        self._passed = {} if max_steps is None else passed
         self._guard = StateGuard()
 
     def with_penalty(self, name: str, func: RewardFunc) -> "RewardRunner":
         """Returns a runner with a penalty, of weight 1, on completions that have a reward."""
-        return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0), name, self.limits)
+        funcs, weights = {**self.funcs, name: func}, (*self.weights, 1.0)
+        return RewardRunner(funcs, weights, name, self.limits, self.max_steps)
+
+    @property
+    def can_log(self) -> bool:
+        """Whether a function names an argument to log with."""
+        return any(self._passed.values())
 
     def __enter__(self) -> "RewardRunner":
         return self
@@ -162,6 +186,8 @@ class RewardRunner:
         completion_ids: Sequence[Sequence[Sequence[int]]],
         tagged: Sequence[Sequence[str]] | None = None,
         acted: Acted | None = None,
+        *,
+        step: int = 0,
     ) -> Rewards:
         """Computes the rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
@@ -173,6 +199,7 @@ class RewardRunner:
           `completions`.
         - `acted`: dialogues of the completions, whose messages functions get in place of texts. No
           function applies to a lost one.
+        - `step`: steps that the run has done.
 
         Raises `RewardError`, naming the function, if a function does not return a list with a
         number or `None` for each completion.
@@ -182,7 +209,8 @@ class RewardRunner:
         and the completion, with the function's own error as its cause. If `limits.failures` is
         `drop`, the completion has no rewards instead.
         """
-        samples = Samples.of(prompts, completions, completion_ids, acted)
+        log = Log(TrainerState(step, self.max_steps or 0), self._passed)
+        samples = Samples.of(prompts, completions, completion_ids, acted, log)
         of_built_in = samples
         if acted is None and tagged is not None and tagged is not completions:
             of_built_in = Samples.of(prompts, tagged, completion_ids)
@@ -194,7 +222,8 @@ class RewardRunner:
         penalties = np.array([name == self.penalty for name in self.funcs])
         unrewarded = np.isnan(each[~penalties]).all(axis=0)
         each[np.ix_(penalties, unrewarded)] = np.nan
-        return self.combined(each.reshape(shape), failed.reshape(shape))
+        logged = log.logged(len(samples)) if self.can_log else None
+        return self.combined(each.reshape(shape), failed.reshape(shape), logged)
 
     def try_out(
         self,
@@ -220,11 +249,15 @@ class RewardRunner:
             raise type(error)(f"{error} {trial}") from error.__cause__
 
     def combined(
-        self, each: Float[np.ndarray, "funcs P G"], failed: Bool[np.ndarray, "funcs P G"]
+        self,
+        each: Float[np.ndarray, "funcs P G"],
+        failed: Bool[np.ndarray, "funcs P G"],
+        logged: Logged | None = None,
     ) -> Rewards:
         """Combines the functions' rewards; with `drop`, completions with a failure have none."""
         dropped = failed if self.limits.failures == "drop" else None
-        return Rewards.of(tuple(self.funcs), each, self.weights, dropped)
+        rewards = Rewards.of(tuple(self.funcs), each, self.weights, dropped)
+        return dataclasses.replace(rewards, logged=logged)
 
     def check_failures(self, rewards: Rewards) -> None:
         """Raises `RewardFailureError` if a function failed on more completions than allowed."""
@@ -375,11 +408,14 @@ def _outcomes_of_call(
 
     Returns a `Failure` for whatever the function raises, `sys.exit` included, except for Ctrl-C.
     """
+    call = samples.call(name)
+    reply: list[Reading] | str | Failure
     try:
-        returned = func(**samples.arguments())
-        readings = read_rewards(returned, len(samples), first=first)
+        returned = func(**(samples.arguments() | call.arguments))
+        reply = read_rewards(returned, len(samples), first=first)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return raised(error)
-    return outcomes_of(name, readings)
+        reply = raised(error)
+    call.end(failed=isinstance(reply, Failure))
+    return reply if isinstance(reply, Failure) else outcomes_of(name, reply)

@@ -6,20 +6,21 @@ from typing import Any
 
 from grpo_eqx.common.errors import UserError, did_you_mean
 from grpo_eqx.rewards.limits import is_plain
+from grpo_eqx.rewards.logged import OF_TRAINING
 from grpo_eqx.rewards.outcomes import ENVIRONMENTS
 
 _ALWAYS = "prompts", "completions", "completion_ids"
+_NOT_IN_WORKERS = "leave reward_workers at 0 or write the function as async def"
 _OTHERWISE = {
     "question": "the questions are its prompts",
     "prompt": "the prompts of all completions are its prompts, a list",
-    ENVIRONMENTS: (
-        "pass environment_factory to GRPOTrainer, and leave reward_workers at 0 or write the "
-        "function as async def"
-    ),
+    ENVIRONMENTS: f"pass environment_factory to GRPOTrainer, and {_NOT_IN_WORKERS}",
 }
 """Arguments that people expect, and where to find their values."""
-_OF_TRL = "trainer_state", "log_extra", "log_metric"
-"""Arguments that TRL passes, and grpo_eqx does not."""
+_NOT_IN_EVALUATIONS = (
+    "functions of evaluations cannot log; give the argument a default, such as None, to use the "
+    "function there too"
+)
 
 
 def check_signatures(
@@ -28,6 +29,7 @@ def check_signatures(
     *,
     environments: bool = False,
     workers: int = 0,
+    in_training: bool = False,
 ) -> None:
     """Raises `UserError` for a function that cannot be called with the problems' columns by name.
 
@@ -36,39 +38,27 @@ def check_signatures(
     - `funcs`: the functions by name.
     - `columns`: the columns of the problems.
     - `environments`: whether completions have environments, which functions get, too.
-    - `workers`: number of workers, which call plain functions, without environments.
+    - `workers`: number of workers, which call plain functions, without environments and
+      `OF_TRAINING`.
+    - `in_training`: whether functions reward completions of training, and not of an evaluation.
     """
     for name, func in funcs.items():
         if inspect.isclass(func):
             raise UserError(f"reward function {name} is a class: pass an object of it, {name}().")
         if (parameters := _parameters_of(func)) is not None:
-            are_passed = environments and not (workers and is_plain(func))
-            _check(name, parameters, [*columns, *[ENVIRONMENTS] * are_passed])
+            is_here = not (workers and is_plain(func))
+            given = [*columns, *[ENVIRONMENTS] * (environments and is_here)]
+            unpassed = dict[str, str]()
+            if not in_training:
+                unpassed = dict.fromkeys(OF_TRAINING, _NOT_IN_EVALUATIONS)
+            elif not is_here:
+                unpassed = dict.fromkeys(OF_TRAINING, _NOT_IN_WORKERS)
+            _check(name, parameters, given, unpassed)
 
 
-def note_on_unpassed(
-    funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]
-) -> str | None:
-    """Returns a note on functions with parameters that only TRL passes, or `None`.
-
-    **Arguments:**
-
-    - `funcs`: the functions by name.
-    - `columns`: the columns of the problems.
-    """
-    wanted = set(_OF_TRL) - set(columns)
-    found = [
-        f"{each.name} to {name}"
-        for name, func in funcs.items()
-        for each in _parameters_of(func) or ()
-        if each.name in wanted
-    ]
-    if not found:
-        return None
-    return (
-        f"note: TRL would pass {', '.join(found)}, and grpo_eqx does not: to log a figure, return "
-        f"it from a reward function of weight 0."
-    )
+def named_of_training(func: Callable[..., Any]) -> frozenset[str]:
+    """Returns which arguments of `OF_TRAINING` a function names."""
+    return frozenset(each.name for each in _parameters_of(func) or ()) & {*OF_TRAINING}
 
 
 def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -79,16 +69,22 @@ def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return None
 
 
-def _missing(wanted: str, columns: Collection[str]) -> str:
+def _missing(wanted: str, columns: Collection[str], unpassed: Mapping[str, str]) -> str:
     """Describes an argument that functions are not called with, and the available columns."""
-    if wanted in _OTHERWISE:
-        return f"{wanted}, which it does not get: {_OTHERWISE[wanted]}"
+    if (why := {**_OTHERWISE, **unpassed}.get(wanted)) is not None:
+        return f"{wanted}, which it does not get: {why}"
     has = f"they have {', '.join(columns)}" if columns else "they have none"
     guess = did_you_mean(wanted, {*_ALWAYS, *columns}, cutoff=0.75)
     return f"the column {wanted}, which the problems do not have: {has}{guess}"
 
 
-def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[str]) -> None:
+def _check(
+    name: str,
+    parameters: list[inspect.Parameter],
+    columns: Collection[str],
+    unpassed: Mapping[str, str],
+) -> None:
+    """Checks the parameters of a function; `unpassed` has why arguments are not passed to it."""
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     given = {*_ALWAYS, *columns}
     if nameless := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
@@ -96,15 +92,11 @@ def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[s
             f"reward function {name} takes {nameless[0]} by position only, and arguments are "
             f"passed by name: remove the / from its signature."
         )
-    needed = [p.name for p in by_name if p.default is p.empty and p.name not in given]
-    if of_trl := [name for name in needed if name in _OF_TRL]:
-        raise UserError(
-            f"reward function {name} takes {', '.join(of_trl)}, which TRL passes, and grpo_eqx "
-            f"does not: remove it from the function; what it returns is logged under its name, and "
-            f"a Tracker gets all metrics."
-        )
+    known = given | ({*OF_TRAINING} - {*unpassed})
+    needed = [p.name for p in by_name if p.default is p.empty and p.name not in known]
     if needed:
-        raise UserError(f"reward function {name} asks for {_missing(needed[0], columns)}.")
+        missing = _missing(needed[0], columns, unpassed)
+        raise UserError(f"reward function {name} asks for {missing}.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     if rest := [each for each in given if each not in {p.name for p in by_name}]:

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from grpo_eqx.common.errors import RewardError, UserError
+from grpo_eqx.common.logged_metrics import check_unused
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
@@ -132,6 +134,23 @@ class RolloutCollector:
             metrics["dynamic_sampling/num_generation_batches"] = float(self.num_batches(made))
             metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
         return metrics
+
+    def logged(self, made: Rollout, metrics: Collection[str]) -> dict[str, float]:
+        """Returns the metrics that reward functions have logged of everything that was sampled.
+
+        **Arguments:**
+
+        - `made`: everything that was sampled.
+        - `metrics`: names of the step's own metrics, for which it raises `RewardError`.
+        """
+        logged = _rewards(made).logged
+        means = {} if logged is None else logged.means()
+        for name in means:
+            try:
+                check_unused("a reward function", name, metrics, of_step=True)
+            except UserError as error:
+                raise RewardError(str(error)) from error
+        return means
 
     def num_batches(self, made: Rollout) -> int:
         """Returns the batches of prompts that a rollout is of."""

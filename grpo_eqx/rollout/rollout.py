@@ -13,10 +13,11 @@ from grpo_eqx.data.acted import Acted, as_text
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Group, Trajectory
-from grpo_eqx.distributed.exchange import gather_rows, own_share, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import gather_json, gather_rows, own_share, raise_on_all_hosts
 from grpo_eqx.generation.routes import Routes
 from grpo_eqx.generation.sampler import NO_COUNTS, SamplingCounts
 from grpo_eqx.rewards import RewardRunner, Rewards
+from grpo_eqx.rewards.logged import Logged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,17 +161,22 @@ def rewarded(runner: RewardRunner, rollout: Rollout) -> Rewards:
     that of all.
     """
     P, G = rollout.lengths.shape
-    share = range(P)[own_share(P)]
+    share, step = range(P)[own_share(P)], next(rollout.trajectories).address.step
 
-    def rows() -> Float[np.ndarray, "p twice_funcs G"]:
+    def own_rewards() -> tuple[Float[np.ndarray, "p twice_funcs G"], Logged | None]:
         if len(share) == 0:
-            return np.zeros((0, 2 * len(runner.funcs), G))
+            return np.zeros((0, 2 * len(runner.funcs), G)), Logged(0, {}, {})
         mine = rollout if len(share) == P else rollout.of_prompts(share)
-        own = runner(mine.prompts, mine.texts, mine.ids, mine.tagged_texts, mine.acted)
+        own = runner(mine.prompts, mine.texts, mine.ids, mine.tagged_texts, mine.acted, step=step)
         failed = np.zeros(own.each.shape) if own.failed is None else own.failed.astype(float)
-        return np.concatenate([own.each, failed]).swapaxes(0, 1)
+        return np.concatenate([own.each, failed]).swapaxes(0, 1), own.logged
 
-    each, failed = np.split(gather_rows(raise_on_all_hosts(rows)).swapaxes(0, 1), 2)
-    rewards = runner.combined(each, failed.astype(bool))
+    rows, logged = raise_on_all_hosts(own_rewards)
+    each, failed = np.split(gather_rows(rows).swapaxes(0, 1), 2)
+    if runner.can_log:
+        assert logged is not None
+        parts = gather_json([logged.number, logged.metrics, logged.columns])
+        logged = functools.reduce(Logged.joined, [Logged(*part) for part in parts])
+    rewards = runner.combined(each, failed.astype(bool), logged if runner.can_log else None)
     runner.check_failures(rewards)
     return rewards

@@ -37,7 +37,8 @@ def completion_columns(
 ) -> dict[str, list[Any]]:
     """Returns the columns of a step's table, with an entry for each completion.
 
-    Missing rewards of a function, and advantages of completions without a reward, are NaN.
+    Missing rewards of a function, and advantages of completions without a reward, are NaN. Columns
+    that functions have logged come last.
 
     **Arguments:**
 
@@ -62,6 +63,7 @@ def completion_columns(
         "advantage": advantages.reshape(-1).tolist(),
         "length": [int(each.written.sum()) for each in completions],
         "truncated": [not each.is_finished for each in completions],
+        **({} if rewards.logged is None else rewards.logged.table()),
     }
 
 

@@ -11,6 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from grpo_eqx.common.column_names import SHOWN_COLUMNS, TOKEN_COLUMNS
 from grpo_eqx.tracking.safe_console import cut_in_the_middle, literal
 
 _LINES_OF_A_CELL = 5
@@ -82,7 +83,7 @@ def as_table(
 def as_block(
     row: Mapping[str, Any], encoding: str, *, longest: int, heat: Text | None = None
 ) -> RenderableType:
-    """Returns a completion with its prompt and rewards, over the whole width.
+    """Returns a completion with its prompt, rewards and logged columns, over the whole width.
 
     **Arguments:**
 
@@ -103,12 +104,19 @@ def as_block(
         (", truncated" if row["truncated"] else "", "yellow"),
     )  # fmt: skip
     show = functools.partial(literal, encoding=encoding)
+    own = {*SHOWN_COLUMNS, *TOKEN_COLUMNS, *(f"rewards/{name}" for name in each)}
+    logged = [
+        _Unpadded(Text.assemble((f"{name} ", _LABEL), cut_in_the_middle(str(x), longest, show)), 2)
+        for name, x in row.items()
+        if name not in own and x is not None
+    ]
     prompt = cut_in_the_middle(row["prompt"], longest, show)
     prompt.stylize(_LABEL)
     completion = heat
     if completion is None:
         completion = cut_in_the_middle(row["completion"], longest, show)
-    return Group(_Unpadded(header), _Unpadded(prompt, 2), _Unpadded(completion, 4), Text())
+    texts = _Unpadded(prompt, 2), _Unpadded(completion, 4)
+    return Group(_Unpadded(header), *texts, *logged, Text())
 
 
 @dataclasses.dataclass(frozen=True)

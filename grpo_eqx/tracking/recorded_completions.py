@@ -8,16 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_eqx.common.column_names import SHOWN_COLUMNS, TOKEN_COLUMNS
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.checked_parquet import read_parquet
 from grpo_eqx.tracking.recorded_run import RecordedRun
 
-TOKEN_COLUMNS = "tokens", "token_logps"
-"""Columns with a list per completion, which take most of a table's space."""
-_SHOWN_COLUMNS = (
-    "step", "prompt_id", "prompt", "completion", "reward", "advantage", "length", "truncated",
-)  # fmt: skip
-"""Columns without which completions cannot be shown."""
 _LEAST_OF_AN_ID = 4
 """Fewest hex digits that are taken for the start of a prompt's id."""
 
@@ -118,7 +113,7 @@ class RecordedCompletions:
         due: dict[int, deque[dict[str, Any]]] = {}
         for match in matches:
             if match.step not in due:
-                table = self._table(match.step, _SHOWN_COLUMNS, unread)
+                table = self._table(match.step, SHOWN_COLUMNS, unread)
                 rows = [] if table is None else table.take(places[match.step]).to_pylist()
                 due[match.step] = deque(rows)
             if due[match.step]:

@@ -230,10 +230,10 @@ def told(callback: Callback, **metrics: float) -> Any:
     ("response", "message"),
     [
         (Response(metrics={"reward": 1.0}), "Told logs 'reward', which the run logs already"),
-        (Response(metrics={"step": 7.0}), "Told logs 'step' in on_step_end, a name by which"),
+        (Response(metrics={"step": 7.0}), "Told logs 'step', a name by which"),
         (
             Response(metrics={"eval/mine": 1.0}),
-            "Told logs 'eval/mine' in on_step_end, a name by which",
+            "Told logs 'eval/mine', a name by which",
         ),
         *(
             (Response(metrics={name: 1.0}), "Told logs a metric with the name .*: give it a name")

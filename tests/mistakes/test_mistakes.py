@@ -578,10 +578,10 @@ SCRIPTS = {
     "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (
         "rename messages to prompt, without the assistant's last message"
     ),
-    # what TRL has, and this library has not
-    "trainer(reward_funcs=lambda log_metric, **columns: [])": (
-        "reward function <lambda> takes log_metric, which TRL passes, and grpo_eqx does not"
+    "trainer(eval_func=lambda log_metric, **columns: [])": (
+        "reward function <lambda> asks for log_metric, which it does not get: functions of evalu"
     ),
+    # what TRL has, and this library has not
     "async def one(): return 1.0\ndef f(**columns): return [one()]\n"
     "trainer(reward_funcs=f).fit()": "returned a coroutine for completion 0: write it as async def",
     "async def one(): return 1.0\ndef f(**columns): return one()\n"

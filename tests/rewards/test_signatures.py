@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
+from grpo_eqx.rewards.signatures import check_signatures, named_of_training
 
 
 class Judge:
@@ -60,15 +60,28 @@ def test_others_are_refused(func: Callable[..., Any], columns: list[str], messag
         check_signatures({"f": func}, columns)
 
 
-def test_what_trl_would_pass_is_named() -> None:
-    def logs(completions: list[str], log_metric: Any = None, **columns: Any) -> list[float]:
+def test_functions_log_in_training_and_not_in_workers() -> None:
+    def logs(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
         raise NotImplementedError
 
-    assert note_on_unpassed({"score": score, "judge": Judge()}, ["answer"]) is None
-    assert note_on_unpassed({"logs": logs}, ["log_metric"]) is None
-    note = note_on_unpassed({"score": score, "logs": logs}, ["answer"])
-    assert note is not None
-    assert note.startswith("note: TRL would pass log_metric to logs, and grpo_eqx does not")
+    async def awaited(log_extra: Any, trainer_state: Any, **columns: Any) -> list[float]:
+        raise NotImplementedError
+
+    def may_log(log_metric: Any = None, **columns: Any) -> list[float]:
+        raise NotImplementedError
+
+    funcs = {"f": logs, "g": awaited, "h": may_log, "i": score}
+    check_signatures(funcs, ["level"], in_training=True)
+    check_signatures({"g": awaited, "h": may_log}, [], in_training=True, workers=1)
+    check_signatures({"h": may_log}, [])
+    with pytest.raises(UserError, match=r"f asks for log_metric, .*: leave reward_workers at 0 or"):
+        check_signatures(funcs, [], in_training=True, workers=1)
+    with pytest.raises(
+        UserError, match=r"f asks for log_metric, .* of evaluations cannot log; give"
+    ):
+        check_signatures(funcs, [])
+    assert named_of_training(awaited) == {"log_extra", "trainer_state"}
+    assert named_of_training(max) == frozenset()
 
 
 def test_environments_are_not_in_workers() -> None:
@@ -83,5 +96,7 @@ def test_environments_are_not_in_workers() -> None:
     check_signatures({"g": awaited}, ["answer"], environments=True, workers=1)
     with pytest.raises(UserError, match="leave reward_workers at 0 or write the function as async"):
         check_signatures(funcs, ["answer"], environments=True, workers=1)
-    with pytest.raises(UserError, match="f asks for environments, which it does not get: pass env"):
+    with pytest.raises(
+        UserError, match=r"f asks for environments, which it does not get: pass env"
+    ):
         check_signatures(funcs, ["answer"])

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.common.errors import RewardError
 from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.rewards.logged import TrainerState
 from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.tracking.metrics import StepClock
 
@@ -125,6 +127,29 @@ def test_prompts_completions_and_rewards_stay_together() -> None:
     finished = [each.ids[-1] in tokenizer.eos_ids for each in kept.trajectories]
     assert kept.finished.reshape(-1).tolist() == finished
     assert 0 < sum(finished) < len(finished)
+
+
+def logging(
+    *, completions: list[str], log_extra: Any, log_metric: Any, trainer_state: Any, **columns: Any
+) -> list[float]:
+    assert trainer_state == TrainerState(global_step=0, max_steps=50)
+    log_extra("text", completions)
+    log_metric("calls/completions", len(completions))
+    return [0.0] * len(completions)
+
+
+def test_logged_columns_stay_with_their_completions_and_metrics_are_of_all() -> None:
+    experience = collect([logging], dynamic_sampling=True, max_generation_batches=2, steps=50)
+    kept, made, rollouts = experience.kept, experience.made, experience.trainer.rollouts
+    assert kept.rewards is not None
+    assert kept.rewards.logged is not None
+    assert kept.rewards.logged.table() == {"text": [x for texts in kept.texts for x in texts]}
+    assert made.rewards is not None
+    assert made.rewards.logged is not None
+    assert made.rewards.logged.metrics == {"calls/completions": [16, 16]}
+    assert rollouts.logged(made, ["reward"]) == {"calls/completions": 16}
+    with pytest.raises(RewardError, match="'calls/completions', which the run logs already"):
+        rollouts.logged(made, ["calls/completions"])
 
 
 def test_a_completion_says_where_its_draws_are_and_which_weights_drew_it() -> None:

@@ -1,5 +1,6 @@
 """The table of a step's completions."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.rewards import Rewards
+from grpo_eqx.rewards.logged import Logged
 from grpo_eqx.tracking.completions_table import (
     completion_columns,
     prompt_id,
@@ -70,6 +72,17 @@ def test_tokens_have_their_texts_and_log_probs(group: Group, tokenizer: ChatToke
     assert [len(row) for row in table["token_logps"]] == [1, 2]
     read = np.concatenate(table["token_logps"])
     np.testing.assert_allclose(read, LOGPS, rtol=2**-11)  # half a unit in float16's last place
+
+
+def test_logged_columns_come_last_and_are_read_as_they_were_written(
+    group: Group, rewards: Rewards, tmp_path: Path
+) -> None:
+    values = {"mixed": [1, "x"], "none": [None, None], "count": [3, None], "score": [1, 0.5]}
+    table = columns(group, dataclasses.replace(rewards, logged=Logged(2, {}, values)))
+    assert [*table][-4:] == ["count", "mixed", "none", "score"]
+    write_completions(tmp_path / "table", table)
+    read = pq.read_table(tmp_path / "table").to_pydict()
+    assert {name: read[name] for name in values} == {**values, "mixed": ["1", "x"]}
 
 
 def test_the_id_of_a_prompt_is_the_same_in_every_run() -> None:

@@ -74,6 +74,13 @@ def test_a_table_has_prompts_completions_rewards_and_advantages() -> None:
     ]
 
 
+def test_a_block_has_logged_columns_below_the_completion() -> None:
+    (row,) = rows(["right"], [1.0])
+    logged = {"verdict": "[b]good", "score": 0.5, "missing": None, "tokens": ["right"]}
+    lines = printed(as_block({**row, **logged}, "utf-8", longest=80))
+    assert lines[2:] == ["  How many?", "    right", "  verdict [b]good", "  score 0.5", ""]
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("color", [True, False])
 def test_hostile_completions_neither_act_nor_wrap(width: int, color: bool) -> None:
