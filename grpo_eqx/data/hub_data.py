@@ -46,7 +46,12 @@ class HubData(NamedTuple):
 
 
 def load_hub_data(
-    setting: str, name: str, default_split: str, *, optional: bool = False
+    setting: str,
+    name: str,
+    default_split: str,
+    *,
+    optional: bool = False,
+    needs_prompt: bool = True,
 ) -> Records | None:
     """Loads a split of a hub data set through `datasets`.
 
@@ -58,6 +63,7 @@ def load_hub_data(
     - `setting`, `name`: the setting, and its value.
     - `default_split`: the split to take if the name has none.
     - `optional`: whether to return `None` for a data set without the default split.
+    - `needs_prompt`: whether problems must have a question or a prompt.
 
     Raises `UserError` if the data set cannot be loaded, or its configuration or split is unknown.
     """
@@ -97,7 +103,7 @@ def load_hub_data(
     title = f"{taken} ({wanted.split})"
     rows = itertools.chain.from_iterable(parts)
     numbered = ((f"{title}, problem {i}", row) for i, row in enumerate(rows, start=1))
-    return Records.of(numbered, title)
+    return Records.of(numbered, title, needs_prompt=needs_prompt)
 
 
 def _config(setting: str, data: HubData, configs: Sequence[str], default: str | None) -> str:

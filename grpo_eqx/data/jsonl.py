@@ -17,13 +17,14 @@ ARGUMENTS = {"data": "train_data", "eval_data": "eval_data"}
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
-def read_jsonl(path: str | Path, setting: str = "data") -> Records:
+def read_jsonl(path: str | Path, setting: str = "data", *, needs_prompt: bool = True) -> Records:
     """Reads a JSONL file; raises `UserError` if it is unreadable, empty or (in some line) invalid.
 
     **Arguments:**
 
     - `path`: the file.
     - `setting`: the setting that names it, for messages.
+    - `needs_prompt`: whether problems must have a question or a prompt.
     """
     path = Path(path)
     given = f"{setting} {str(path)!r}"
@@ -44,7 +45,7 @@ def read_jsonl(path: str | Path, setting: str = "data") -> Records:
             f"jq -c '.[]' FILE.json > FILE.jsonl does."
         )
     try:
-        records = Records.of(_rows(content, path), path.name)
+        records = Records.of(_rows(content, path), path.name, needs_prompt=needs_prompt)
     except UserError as error:
         if (key := _key_of_rows(content)) is None:
             raise

@@ -1,5 +1,6 @@
 """Loading of training and held-out problems from names, files, the hub, and objects."""
 
+import functools
 import os
 import re
 import sys
@@ -31,7 +32,7 @@ _HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without hel
 
 
 def load_data(
-    data: Data, eval_data: Data | None, num_eval: int
+    data: Data, eval_data: Data | None, num_eval: int, *, needs_prompt: bool = True
 ) -> tuple[PromptSource, PromptSource]:
     """Loads training and held-out problems.
 
@@ -42,11 +43,16 @@ def load_data(
 
     - `data`, `eval_data`: the training and the held-out problems.
     - `num_eval`: held-out problems that an evaluation uses.
+    - `needs_prompt`: whether problems must have a question or a prompt.
 
     Raises `UserError` for data that is missing, empty or unreadable.
     """
-    train = _load("data", data, "train")
-    heldout = _own_heldout(data) if eval_data is None else _load("eval_data", eval_data, "test")
+    load = functools.partial(_load, needs_prompt=needs_prompt)
+    train = load("data", data, "train")
+    if eval_data is None:
+        heldout = _own_heldout(data, needs_prompt)
+    else:
+        heldout = load("eval_data", eval_data, "test")
     return split(train, num_eval) if heldout is None else (train, heldout)
 
 
@@ -89,7 +95,7 @@ def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSour
     )  # fmt: skip
 
 
-def _own_heldout(data: Data) -> PromptSource | None:
+def _own_heldout(data: Data, needs_prompt: bool) -> PromptSource | None:
     """Returns the held-out problems that belong to the data, if any."""
     if not isinstance(data, str):
         return None
@@ -98,7 +104,7 @@ def _own_heldout(data: Data) -> PromptSource | None:
     name, _, split = data.partition(":")
     # Any split but `train` may share problems with the split `test`.
     if is_hub_name(data) and re.fullmatch(r"(train(\[[^]]*\])?)?", split):
-        return load_hub_data("data", name, "test", optional=True)
+        return load_hub_data("data", name, "test", optional=True, needs_prompt=needs_prompt)
     return None
 
 
@@ -116,28 +122,36 @@ def is_hub_name(name: str) -> bool:
     )
 
 
-def _load(setting: str, data: Data, default_split: str) -> PromptSource:
+def _load(
+    setting: str, data: Data, default_split: str, *, needs_prompt: bool = True
+) -> PromptSource:
     """Loads problems; messages call them by the setting, or by the trainer's argument."""
-    source = data if isinstance(data, PromptSource) else _loaded(setting, data, default_split)
+    source = (
+        data
+        if isinstance(data, PromptSource)
+        else _loaded(setting, data, default_split, needs_prompt)
+    )
     if not len(source):
         raise UserError(f"{source} has no problems: add problems.")
     return source
 
 
-def _loaded(setting: str, data: str | Path | Iterable[Any], default_split: str) -> PromptSource:
+def _loaded(
+    setting: str, data: str | Path | Iterable[Any], default_split: str, needs_prompt: bool
+) -> PromptSource:
     if not isinstance(data, str | Path):
-        return _records(ARGUMENTS[setting], data)
+        return _records(ARGUMENTS[setting], data, needs_prompt)
     name = str(data)
     if name == EMBEDDED_DATA:
         return WordProblems("train" if default_split == "train" else "heldout")
     if isinstance(data, str) and is_hub_name(name):
-        source = load_hub_data(setting, name, default_split)
+        source = load_hub_data(setting, name, default_split, needs_prompt=needs_prompt)
         assert source is not None  # the split is not optional
         return source
     path = expanded(name)
     if os.path.isdir(path) or not os.path.exists(path):  # a pipe is as good as a file
         _refuse_name(setting, name, path)
-    return read_jsonl(path, setting)
+    return read_jsonl(path, setting, needs_prompt=needs_prompt)
 
 
 def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
@@ -163,7 +177,7 @@ def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
     )
 
 
-def _records(argument: str, data: Any) -> Records:
+def _records(argument: str, data: Any, needs_prompt: bool) -> Records:
     """Reads rows from an object that was passed to the trainer."""
     if isinstance(data, Mapping):
         raise UserError(
@@ -185,7 +199,7 @@ def _records(argument: str, data: Any) -> Records:
             f"dicts, a path or a hub name."
         ) from error
     numbered = ((f"{argument}, problem {i}", row) for i, row in enumerate(rows, start=1))
-    return Records.of(numbered, argument)
+    return Records.of(numbered, argument, needs_prompt=needs_prompt)
 
 
 def _read_all(argument: str, data: Iterable[Any]) -> list[Any]:

@@ -18,21 +18,24 @@ class Records(PromptSource):
     """Problems held in memory, from rows with a column `prompt` or `question`.
 
     A `question` is the user's message. A `prompt` is as in TRL: a conversation, or a text that the
-    model continues without a chat template. If a row has both, `question` is an ordinary column.
-    Reward functions receive the other columns.
+    model continues without a chat template. If a row has both, `question` is an ordinary column; if
+    it has neither, an environment makes its prompt. Reward functions receive the other columns.
     """
 
     rows: Sequence[Mapping[str, Any]]
     name: str = ""
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[str, Any]], name: str) -> "Records":
+    def of(
+        cls, rows: Iterable[tuple[str, Any]], name: str, *, needs_prompt: bool = True
+    ) -> "Records":
         """Checks rows and returns them as problems.
 
         **Arguments:**
 
         - `rows`: pairs of the place of a row, for messages, and the row.
         - `name`: name of the source.
+        - `needs_prompt`: whether rows must have a question or a prompt.
 
         Raises `UserError` for a row that is not a problem, or has other columns than the first row.
         """
@@ -43,8 +46,9 @@ class Records(PromptSource):
                     f"{where} is of type {type(row).__name__}: give an object (a dict) with a "
                     f"{QUESTION} or a {PROMPT}."
                 )
-            _check_columns(where, row, found[0] if found else row)
-            _check_content(where, row, found[0] if found else row)
+            _check_columns(where, row, found[0] if found else row, needs_prompt=needs_prompt)
+            if QUESTION in row or PROMPT in row:
+                _check_content(where, row, found[0] if found else row)
             if (fault := why_not_plain(row)) is not None:
                 raise UserError(f"{where} {fault}.")
             found.append(row)
@@ -59,6 +63,8 @@ class Records(PromptSource):
         row = self.rows[index]
         column = _content_column(row)
         columns = {name: row[name] for name in row if name != column}
+        if column not in row:
+            return Prompt("", columns)
         plain = column == PROMPT and isinstance(row[PROMPT], str)
         return Prompt(row[column], columns, plain)
 
@@ -120,14 +126,16 @@ def _content_column(row: Mapping[str, Any]) -> str:
     return PROMPT if PROMPT in row else QUESTION
 
 
-def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+def _check_columns(
+    where: str, row: Mapping[str, Any], first: Mapping[str, Any], *, needs_prompt: bool
+) -> None:
     names = ", ".join(sorted(map(str, row)))
     keys: list[Any] = list(row)
     if nameless := [name for name in keys if not isinstance(name, str)]:
         raise UserError(
             f"{where} has a column named {brief(nameless[0])}: give it a name that is text."
         )
-    if QUESTION not in row and PROMPT not in row:
+    if needs_prompt and QUESTION not in row and PROMPT not in row:
         has = f"only {names}" if row else "none at all"
         raise UserError(
             f"{where} has no column {QUESTION} or {PROMPT}, {has}: {_without_content(row)}."

@@ -93,6 +93,7 @@ def load_inputs(
     model_passed: bool = False,
     moment: datetime,
     tools: Tools | None = None,
+    needs_prompt: bool = True,
 ) -> Inputs:
     """Reads the tokenizer and the problems that the config names, unless they are passed.
 
@@ -103,11 +104,13 @@ def load_inputs(
     - `model_passed`: whether a model was passed to the trainer.
     - `moment`: the time, for chat templates that ask for it.
     - `tools`: schemas of functions that the model can call, by the environment of a problem.
+    - `needs_prompt`: whether problems must have a question or a prompt.
     """
     train, heldout = load_data(
         cfg.data if train_data is None else train_data,
         cfg.eval_data if eval_data is None else eval_data,
         cfg.eval_problems,
+        needs_prompt=needs_prompt,
     )
     sources = (train, heldout)
     if cfg.chat_template is not None and all(map(_is_plain, sources)):

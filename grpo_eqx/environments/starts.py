@@ -138,7 +138,7 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
 
     - `problem`: the prompt.
     - `observed`: a text, or a list of content blocks, which are appended to the last message, as in
-      TRL; messages, which replace the prompt; or `None`.
+      TRL, and are one where there is none; messages, which replace the prompt; or `None`.
     - `name`: name of the environment's class.
 
     Raises `RunError` for anything else, and for a prompt that stays empty.
@@ -154,6 +154,8 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
             f"appended to the prompt, messages, which replace it, or, where data have a prompt, "
             f"None."
         )
+    if not problem.content:
+        return dataclasses.replace(problem, content=[{"role": "user", "content": observed}])
     if isinstance(problem.content, str):
         return dataclasses.replace(problem, content=problem.content + observed)
     *before, last = problem.content

@@ -87,6 +87,7 @@ class RunSpec:
                 model_passed=passed.model is not None,
                 moment=moment,
                 tools=passed.tools,
+                needs_prompt=not passed.changes_prompts,
             )
             inputs.check_belong_to(model, cfg)
             if passed.changes_prompts:

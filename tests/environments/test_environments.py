@@ -214,6 +214,7 @@ def test_failures_stop_a_run_that_says_so(settings: dict[str, Any]) -> None:
             "2 + 2? Use.",
         ),
         ("", [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Hi"}]),
+        ("", "Hi", [{"role": "user", "content": "Hi"}]),
         (
             [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}],
             " Now.",
