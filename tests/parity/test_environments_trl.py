@@ -2,8 +2,9 @@
 
 TRL's package comes without its tests, so the lists below have those that we know of: by their
 code in other versions of its repository, or, those with `train_with` or `owned_reward` in the name
-and that of malformed calls, by name alone. What they are about is run with TRL's trainer and ours: the tokens, which of them are learned from,
-the dialogues, the rewards, the metrics, the loss and the norm of the gradient are the same.
+and that of malformed calls, by name alone. What they are about is run with TRL's trainer and ours:
+the tokens, which of them are learned from, the dialogues, the rewards, the metrics, the loss and
+the norm of the gradient are the same.
 """
 
 import asyncio
