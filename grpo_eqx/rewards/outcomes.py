@@ -28,10 +28,10 @@ class Samples:
     columns: Mapping[str, list[Any]]
     environments: list[Any] | None = None
     """Environments that completions acted in, which functions get as they are."""
-    numbers: Sequence[int] = ()
-    """Numbers of the completions among those of the rollout."""
     log: Log = dataclasses.field(default_factory=Log)
     """Log of the functions that are called."""
+    chosen_of_all: Sequence[int] | None = None
+    """Numbers of these completions among all, where they are some of them."""
 
     @classmethod
     def of(
@@ -63,10 +63,15 @@ class Samples:
             if any(each is not None for each in acted.environments):
                 environments = list(acted.environments)
         log = Log() if log is None else log
-        return cls(contents, answers, columns, environments, range(len(rows)), log)
+        return cls(contents, answers, columns, environments, log)
 
     def __len__(self) -> int:
         return len(self.completions)
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of these completions among all that are rewarded."""
+        return range(len(self)) if self.chosen_of_all is None else self.chosen_of_all
 
     def arguments(self) -> dict[str, Any]:
         """Returns the keyword arguments of a call, as copies that a function may change."""
@@ -92,8 +97,8 @@ class Samples:
             [self.completions[i] for i in indices],
             columns,
             None if environments is None else [environments[i] for i in indices],
-            [self.numbers[i] for i in indices],
             self.log,
+            [self.numbers[i] for i in indices],
         )
 
     def one(self, index: int) -> "Samples":
