@@ -1,6 +1,5 @@
 """A run whose completions call tools."""
 
-import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -11,31 +10,11 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.environments.chat_format import ChatFormat, Parsed
+from tests.environments.arithmetic import add, multiply
 from tests.environments.templates import FORGETS_CALLS, HERMES
 from tests.tracking.test_metric_registry import OF_TOOLS
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiplies.
-
-    Args:
-        a: A number.
-        b: Another.
-    """
-    return a * b
-
-
-async def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: A number.
-        b: Another.
-    """
-    await asyncio.sleep(0)
-    return a + b
 
 
 @pytest.fixture

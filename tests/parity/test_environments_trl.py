@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx import UserError
+from tests.environments.arithmetic import add, multiply
 from tests.parity.scripted_runs import Case, Run, run_ours, run_trl
 
 pytest.importorskip("torch")
@@ -100,27 +101,6 @@ def call(name: str, **arguments: Any) -> str:
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiplies.
-
-    Args:
-        a: A number.
-        b: Another.
-    """
-    return a * b
-
-
-async def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: A number.
-        b: Another.
-    """
-    await asyncio.sleep(0)
-    return a + b
 
 
 def fail(text: str) -> str:
