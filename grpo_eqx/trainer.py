@@ -194,7 +194,9 @@ class GRPOTrainer:
         eval_data = one_of(eval_dataset=eval_dataset, eval_data=eval_data)
         given = as_config(cfg, model, train_data, eval_data)
         join_run(given, callbacks)  # before a user's class may touch devices
-        self._environments = Environments(tools, environment_factory, given.tool_timeout)
+        self._environments = Environments(
+            tools, environment_factory, given.tool_timeout, given.tool_workers
+        )
         if self._environments.make_prompts and given.data == EMBEDDED_DATA and train_data is None:
             self._environments.check_rewarded(reward_funcs)
             train_data = Seeds()

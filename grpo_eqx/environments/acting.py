@@ -119,10 +119,12 @@ class ActingSampler(Sampler):
 
     @contextlib.contextmanager
     def trial(self, problem: Prompt) -> Iterator[Start]:
-        """Starts a completion of a problem, which ends with the block.
+        """Starts a completion of a problem, which ends with the block, and workers of tools.
 
-        Raises `RunError` where its environment fails.
+        Raises `RunError` where its environment fails, and `UserError` where a worker cannot import
+        a tool.
         """
+        self._environments.workers.start()
         start = self._started([[0]], {0: problem}, stops=True)[0]
         if start.ids is not None:
             self.width_of_trial = padded_length(len(start.ids), self._max_prompt_length)

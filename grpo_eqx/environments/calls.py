@@ -1,4 +1,4 @@
-"""Calls of users' functions: plain ones in threads, async ones in one event loop."""
+"""Calls of users' functions: plain ones in threads or workers, async ones in one event loop."""
 
 import asyncio
 import concurrent.futures
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from grpo_eqx.common.errors import RunError
 from grpo_eqx.common.event_loop import GRACE, LoopThread
 from grpo_eqx.common.process_state import warn
+from grpo_eqx.environments.left_processes import LEFT, THREAD
+from grpo_eqx.environments.tool_workers import InWorker
 from grpo_eqx.rewards.contract import reason_of
 
 _T = TypeVar("_T")
@@ -49,14 +51,15 @@ class Calls:
     which does not keep the process from ending.
     """
 
-    def __init__(self, timeout: float | None = None):
+    def __init__(self, timeout: float | None = None, num_workers: int = 0):
         """**Arguments:**
 
         - `timeout`: limit of a call in seconds; by default none.
+        - `num_workers`: number of workers, for calls of tools in them.
         """
-        self.timeout = timeout
-        self._loop = LoopThread("environments", _warn_of_a_task)
-        self._threads = asyncio.Semaphore(MOST_THREADS)
+        self.timeout, self._num_workers = timeout, num_workers
+        self._loop = LoopThread(THREAD, _warn_of_a_task)
+        self._new_semaphores()
 
     def together(self, calls: Sequence[Call]) -> concurrent.futures.Future[list[Outcome]]:
         """Starts calls beside each other; their outcomes have their order."""
@@ -101,7 +104,12 @@ class Calls:
     def close(self) -> None:
         """Ends the event loop and its tasks. The next call starts it again."""
         self._loop.close()
+        self._new_semaphores()
+
+    def _new_semaphores(self) -> None:
+        """Makes what holds calls back until a thread or a worker is free for them."""
         self._threads = asyncio.Semaphore(MOST_THREADS)  # belongs to an event loop
+        self._workers = asyncio.Semaphore(self._num_workers)
 
     async def _gathered(self, calls: Sequence[Call], timeout: float | None) -> list[Outcome]:
         return list(await asyncio.gather(*(self._outcome(call, timeout) for call in calls)))
@@ -116,9 +124,11 @@ class Calls:
         return outcomes
 
     async def _outcome(self, call: Call, timeout: float | None) -> Outcome:
-        """Runs a call, once a thread is free for it, where it needs one."""
-        is_async = inspect.iscoroutinefunction(call.func)
-        async with contextlib.nullcontext() if is_async else self._threads:
+        """Runs a call, once a thread or a worker is free for it, where it needs one."""
+        is_async, free = inspect.iscoroutinefunction(call.func), self._threads
+        if isinstance(call.func, InWorker):
+            free, timeout = self._workers, None  # its worker is killed then
+        async with contextlib.nullcontext() if is_async else free:
             start = time.monotonic()
             task = asyncio.ensure_future(_awaited(call) if is_async else _in_thread(call))
             done, _ = await asyncio.wait([task], timeout=timeout)
@@ -134,6 +144,8 @@ async def _awaited(call: Call) -> Outcome:
         return Outcome(await call.func(**call.arguments))
     except BaseException as error:
         return Outcome(None, error)
+    finally:
+        LEFT.record()
 
 
 async def _in_thread(call: Call) -> Outcome:
@@ -150,6 +162,7 @@ async def _in_thread(call: Call) -> Outcome:
             outcome = Outcome(call.func(**call.arguments))
         except BaseException as error:
             outcome = Outcome(None, error)
+        LEFT.record()
         try:
             loop.call_soon_threadsafe(settle, outcome)
         except RuntimeError:  # the loop is closed
@@ -157,7 +170,7 @@ async def _in_thread(call: Call) -> Outcome:
 
     context = contextvars.copy_context()
     try:
-        threading.Thread(target=context.run, args=[run], name="tool", daemon=True).start()
+        threading.Thread(target=context.run, args=[run], name=THREAD, daemon=True).start()
     except RuntimeError as error:  # as many threads as the process may have
         return Outcome(None, error)
     outcome = await done

@@ -344,18 +344,6 @@ _REWRITES = (
 )
 
 
-def joined_blocks(value: object) -> object:
-    """Returns the text of a list of content blocks that are texts, and other values as they are."""
-    if not isinstance(value, list) or not value:
-        return value
-    texts = [
-        x["text"]
-        for x in value
-        if isinstance(x, Mapping) and x.get("type") == "text" and isinstance(x.get("text"), str)
-    ]
-    return "".join(texts) if len(texts) == len(value) else value
-
-
 def _turn(name: str, arguments: Mapping[str, Any]) -> Message:
     """Returns a turn that calls one function."""
     call = {"name": name, "arguments": dict(arguments)}

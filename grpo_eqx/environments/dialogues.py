@@ -22,10 +22,12 @@ from grpo_eqx.data.acted import ToolCounts
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_json, raise_on_all_hosts
 from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
-from grpo_eqx.environments.chat_format import ChatFormat, Message, joined_blocks
+from grpo_eqx.environments.chat_format import ChatFormat, Message
 from grpo_eqx.environments.environment import Step
+from grpo_eqx.environments.tool_workers import ToolWorkerError
 from grpo_eqx.environments.tools import Tool
 from grpo_eqx.generation.sampler import Responder
+from grpo_eqx.rewards.contract import joined_blocks, text_of
 from grpo_eqx.settings.config import GRPOConfig
 
 _BETWEEN_EXCHANGES = 0.05
@@ -255,7 +257,7 @@ class Dialogues(Responder):
                 error = failed
             if error is not None:
                 self._count_failure(dialogue, f"tool {call['name']}", error)
-                content = str({"error": _said(error)})
+                content = str({"error": text_of(error)})
             answers.append({"role": "tool", "name": call["name"], "content": self._cut(content)})
         return answers
 
@@ -278,9 +280,12 @@ class Dialogues(Responder):
         """Counts a call that failed; raises `RunError` where failures stop the run."""
         dialogue.num_failures += 1
         if self._limits.failures == "stop" and not isinstance(error, _MistakeError):
+            reason = f"raised {class_name(error)} ({first_line(error)})"
+            if isinstance(error, ToolWorkerError):
+                reason = error.reason
             raise RunError(
-                f"{caller} raised {class_name(error)} ({first_line(error)}): fix it, or set "
-                f"tool_failures to answer, which goes on without it."
+                f"{caller} {reason}: fix it, or set tool_failures to answer, which goes on without "
+                f"it."
             ) from error
 
     def _cut(self, content: str) -> str:

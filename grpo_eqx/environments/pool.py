@@ -13,6 +13,7 @@ from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.tokenizer import ENVIRONMENT, Tools
 from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
 from grpo_eqx.environments.environment import Environment
+from grpo_eqx.environments.tool_workers import InWorker, ToolWorkers
 from grpo_eqx.environments.tools import Schema, Tool, check_names, make_tools, methods_as_tools
 from grpo_eqx.rewards import RewardFunc
 
@@ -138,17 +139,37 @@ class EnvironmentKind:
 class Environments:
     """The tools and the environments of a run, and what calls them."""
 
-    def __init__(self, tools: Any = None, factory: Any = None, timeout: float | None = None):
+    def __init__(
+        self,
+        tools: Any = None,
+        factory: Any = None,
+        timeout: float | None = None,
+        num_workers: int = 0,
+    ):
         """**Arguments:**
 
         - `tools`: functions that the model can call in every completion.
         - `factory`: makes environments; or several factories by name, of which each row of the data
           names one in a column `environment`.
         - `timeout`: limit of a call in seconds; by default none.
+        - `num_workers`: number of processes that call plain tools; by default, threads do.
 
-        Raises `UserError` for what cannot be a tool or an environment.
+        Raises `UserError` for what cannot be a tool or an environment, and for workers without
+        tools.
         """
-        self.calls, self.tools = Calls(timeout), make_tools(tools)
+        self.calls, self.tools = Calls(timeout, num_workers), make_tools(tools)
+        plain = {x.name: x.func for x in self.tools if not inspect.iscoroutinefunction(x.func)}
+        if num_workers and not plain:
+            raise UserError(
+                f"tool_workers is {num_workers} and no plain functions are passed as tools: it "
+                f"would do nothing; leave it at 0. Methods of environments cannot run in workers."
+            )
+        self.workers = ToolWorkers(plain if num_workers else {}, num_workers, timeout)
+        if num_workers:
+            self.tools = [
+                x._replace(func=InWorker(x.name, x.func, self.workers)) if x.name in plain else x
+                for x in self.tools
+            ]
         self.is_named = isinstance(factory, Mapping)
         factories: Mapping[str | None, Any] = factory if self.is_named else {None: factory}
         if factory is None:
@@ -259,6 +280,7 @@ class Environments:
         except RunError as error:  # the run may be about to say so
             warn(f"environments were not closed: {error}")
         self.calls.close()
+        self.workers.close()
 
     def _kind_that_made(self, environment: Any) -> EnvironmentKind | None:
         kinds = self.kinds.values()

@@ -12,9 +12,9 @@ from grpo_eqx.data.prompts import Conversation, Prompt
 from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.environments.calls import Outcome
-from grpo_eqx.environments.chat_format import joined_blocks
 from grpo_eqx.environments.dialogues import Dialogue
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
+from grpo_eqx.rewards.contract import joined_blocks
 
 
 class Start(NamedTuple):

@@ -1,4 +1,4 @@
-"""Contract of reward functions: how their results are read, in this process and in workers.
+"""Contract of reward functions and tools: how results are read, here and in workers.
 
 Workers load this file without the package, which would import JAX, so it imports only
 `grpo_eqx.common.errors` from the package. It imports by name all functions that it calls after a
@@ -72,6 +72,39 @@ def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading] 
         for reward in filter(_is_coroutine, rewards):  # else Python warns
             reward.close()
         return str(error)
+
+
+def read_reward_at(index: int, returned: Any) -> list[Reading] | str:
+    """Reads what a function returned for the completion with a number alone."""
+    return read_rewards(returned, 1, first=index)
+
+
+def read_answer_at(index: int, returned: Any) -> str:
+    """Reads what a tool returned: its text. Raises `TypeError` for a coroutine."""
+    if _is_coroutine(returned):
+        returned.close()
+        raise TypeError("returned a coroutine: write the tool as async def")
+    return str(joined_blocks(returned))
+
+
+def joined_blocks(value: object) -> object:
+    """Returns the text of a list of content blocks that are texts, and other values as they are."""
+    if not isinstance(value, list) or not value:
+        return value
+    texts = [
+        x["text"]
+        for x in value
+        if isinstance(x, dict) and x.get("type") == "text" and isinstance(x.get("text"), str)
+    ]
+    return "".join(texts) if len(texts) == len(value) else value
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the text of an error, whose class may fail to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return first_line(error)
 
 
 def _is_coroutine(value: object) -> "TypeGuard[CoroutineType[Any, Any, Any]]":

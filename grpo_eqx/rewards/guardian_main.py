@@ -98,7 +98,7 @@ def _end_all(worker: int, code: int = -signal.SIGKILL) -> int:
     """Kills the worker and its descendants until there are none; returns the worker's exit code."""
     latest = time.monotonic() + _MOST_SECONDS
     while time.monotonic() < latest:
-        for process in [worker, *_descendants(os.getpid())]:
+        for process in [worker, *descendants(os.getpid())]:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         code = dict(_reaped()).get(worker, code)
@@ -123,7 +123,7 @@ def _reaped() -> Iterator[tuple[int, int]]:
             yield found[0], os.waitstatus_to_exitcode(found[1])
 
 
-def _descendants(process: int) -> list[int]:
+def descendants(process: int) -> list[int]:
     """Lists the processes that a process and its descendants started, as far as /proc has them."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""Worker process that calls reward functions for a run.
+"""Worker process that calls reward functions or tools for a run.
 
 Its guardian loads this file, which loads more files of this package without the package, because
 the package would import JAX. So a worker is small, starts soon, and touches no accelerator. It
@@ -72,10 +72,11 @@ def main(descriptor: int) -> None:
     try:
         token, setup = _received(calls)
         funcs, reply = _loaded(setup)
+        reader = getattr(contract, setup["reader"])
         while True:
             _send(calls, token, reply)
             token, name, index, arguments = _received(calls)
-            reply = _called(funcs[name], index, arguments)
+            reply = _called(funcs[name], partial(reader, index), arguments)
     except OSError:
         _exit(contract.NO_REPLY)
     except MemoryError:  # because of a limit that a function has set
@@ -97,8 +98,10 @@ def _loaded(setup: Mapping[str, Any]) -> tuple[dict[str, Callable[..., Any]], di
         return {}, {"cannot_load": contract.reason_of(error)}
 
 
-def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]) -> dict[str, Any]:
-    """Calls a function for completion `index`; returns the reply."""
+def _called(
+    func: Callable[..., Any], reader: Callable[[Any], Any], arguments: Mapping[str, bytes]
+) -> dict[str, Any]:
+    """Calls a function, and reads what it has returned; returns the reply."""
     values = {}
     for column, value in arguments.items():
         try:
@@ -107,9 +110,13 @@ def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]
             return {"unreadable": column, "reason": contract.reason_of(error)}
     try:
         returned = _theirs(partial(func, **values))
-        return {"rewards": _theirs(partial(contract.read_rewards, returned, 1, first=index))}
+        return {"returned": _theirs(partial(reader, returned))}
     except BaseException as error:  # also SystemExit, which would end the process
-        return {"raised": contract.reason_of(error), "traceback": _traceback_of(error)}
+        return {
+            "raised": contract.reason_of(error),
+            "text": contract.text_of(error),
+            "traceback": _traceback_of(error),
+        }
 
 
 def _theirs(call: Callable[[], Any]) -> Any:

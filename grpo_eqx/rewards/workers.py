@@ -1,4 +1,4 @@
-"""Pool of worker processes that call reward functions, and are killed at a timeout."""
+"""Pool of worker processes that call reward functions or tools, and are killed at a timeout."""
 
 import ast
 import contextlib
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from grpo_eqx.common.errors import RewardError, UserError, first_line
 from grpo_eqx.rewards.contract import NO_REPLY, reason_of
@@ -32,18 +32,44 @@ _LAST_WORDS_SECONDS = 1.0
 """Seconds that a guardian has to report its worker's end, before the worker counts as alive."""
 _TOKEN_BYTES = 16
 _HEAD_BYTES = _TOKEN_BYTES + 4
-_LONGEST_REPLY = 1_000_000
+_LONGEST_REPLY = 1 << 26
+_T = TypeVar("_T")
+
+
+class WorkerKind(NamedTuple):
+    """What workers call: words of messages, and how results are read."""
+
+    func: str
+    """What a function is called."""
+    reader: str
+    """Function of `contract` that reads in the worker what a function has returned."""
+    workers: str
+    """Setting of their number."""
+    timeout: str
+    """Setting of the time that a call may take."""
+
+
+REWARDS = WorkerKind("reward function", "read_reward_at", "reward_workers", "reward_timeout")
+TOOLS = WorkerKind("tool", "read_answer_at", "tool_workers", "tool_timeout")
 
 
 class WorkerError(Exception):
-    """The traceback of an error that a reward function raised in a worker."""
+    """The traceback of an error that a function raised in a worker."""
+
+    def __init__(self, traceback: str, text: str):
+        """**Arguments:**
+
+        - `traceback`: the traceback.
+        - `text`: the text of the error alone.
+        """
+        self.traceback, self.text = traceback, text
 
     def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+        return f"\n{self.traceback}"
 
 
 class WorkerPool:
-    """Workers, each of which scores one completion at a time.
+    """Workers, each of which makes one call at a time: of a reward function, for one completion.
 
     So the completion that crashes a function, or exceeds its time, is known, and no other
     completion loses its reward. Workers are plain subprocesses, because `concurrent.futures` cannot
@@ -57,25 +83,27 @@ class WorkerPool:
         funcs: Mapping[str, Callable[..., Any]],
         count: int,
         *,
+        kind: WorkerKind = REWARDS,
         calls_per_worker: int = _CALLS_PER_WORKER,
     ):
         """**Arguments:**
 
         - `funcs`: the functions by name.
         - `count`: the number of workers, which start with the first `run`.
+        - `kind`: what the functions are.
         - `calls_per_worker`: calls after which a worker is replaced.
 
         Raises `UserError` for a function that another process cannot import.
         """
-        self._setup = {name: _by_reference(name, func) for name, func in funcs.items()}
-        self.count = count
+        self._setup = {name: _by_reference(name, func, kind) for name, func in funcs.items()}
+        self.count, self._kind = count, kind
         self.calls_per_worker = calls_per_worker
         self._workers: list[_Worker] = []
 
     def run(
         self, name: str, samples: Samples, limits: RewardLimits, *, stop_at_failure: bool = False
     ) -> list[Outcome]:
-        """Scores a batch, one completion per call.
+        """Scores a batch with a reward function, one completion per call.
 
         **Arguments:**
 
@@ -87,25 +115,59 @@ class WorkerPool:
 
         Raises `RewardError` if a function breaks its contract, or workers cannot start.
         """
-        self._start()
-        outcomes: list[Outcome] = [None] * len(samples)
-        waiting, unscored = deque(range(len(samples))), set(range(len(samples)))
-        end = math.inf
-        if limits.batch_timeout is not None:
-            end = time.monotonic() + limits.batch_timeout
+
+        def arguments(index: int) -> dict[str, Any]:
+            own = samples.one(index)
+            return {"prompts": own.prompts, "completions": own.completions, **own.columns}
+
+        return self.call(
+            name, len(samples), arguments, lambda readings: outcomes_of(name, readings)[0],
+            timeout=limits.timeout, batch_timeout=limits.batch_timeout,
+            stop_at_failure=stop_at_failure,
+        )  # fmt: skip
+
+    def call(
+        self,
+        name: str,
+        count: int,
+        arguments: Callable[[int], Mapping[str, Any]],
+        read: Callable[[Any], _T | Failure],
+        *,
+        timeout: float | None = None,
+        batch_timeout: float | None = None,
+        stop_at_failure: bool = False,
+    ) -> list[_T | Failure | None]:
+        """Makes `count` calls of a function, and waits for them.
+
+        **Arguments:**
+
+        - `name`: the function.
+        - `arguments`: makes the arguments of the call with a number.
+        - `read`: reads what the reader of the worker's kind has returned.
+        - `timeout`: limit of a call in seconds; by default none.
+        - `batch_timeout`: limit of all calls in seconds; by default none.
+        - `stop_at_failure`: whether to return at the first failure, with `None` for calls that have
+          not ended yet.
+
+        Raises what `read` raises, and `RewardError` if workers cannot start.
+        """
+        self.start()
+        results: list[_T | Failure | None] = [None] * count
+        waiting, unsettled = deque(range(count)), set(range(count))
+        end = math.inf if batch_timeout is None else time.monotonic() + batch_timeout
         try:
-            while unscored:
-                self._give(name, samples, waiting, limits)
-                settled = self._settled(name, end)
+            while unsettled:
+                self._give(name, arguments, waiting, timeout)
+                settled = self._settled(read, end)
                 if time.monotonic() >= end:
-                    reason = f"ran out of time (reward_batch_timeout is {limits.batch_timeout} s)"
-                    settled = {i: settled.get(i, Failure(reason)) for i in unscored}
-                for index, outcome in settled.items():
-                    outcomes[index] = outcome
-                    unscored.discard(index)
-                    if stop_at_failure and isinstance(outcome, Failure):
-                        return outcomes
-            return outcomes
+                    reason = f"ran out of time (reward_batch_timeout is {batch_timeout} s)"
+                    settled = {i: settled.get(i, Failure(reason)) for i in unsettled}
+                for index, result in settled.items():
+                    results[index] = result
+                    unsettled.discard(index)
+                    if stop_at_failure and isinstance(result, Failure):
+                        return results
+            return results
         finally:
             self._end(*(worker for worker in self._workers if worker.index is not None))
 
@@ -113,15 +175,15 @@ class WorkerPool:
         """Ends all workers and the processes that they started."""
         self._end(*self._workers)
 
-    def _start(self) -> None:
-        """Waits until all workers are ready."""
+    def start(self) -> None:
+        """Starts all workers, and waits until they are ready."""
         self._fill()
         while not all(worker.ready for worker in self._workers):
-            self._settled("", math.inf)
+            self._settled(lambda _: None, math.inf)
 
     def _fill(self) -> None:
         while len(self._workers) < self.count:
-            self._workers.append(_Worker(self._setup))
+            self._workers.append(_Worker(self._setup, self._kind))
 
     def _end(self, *workers: "_Worker") -> None:
         """Ends workers and the processes that they started, all at once."""
@@ -131,21 +193,28 @@ class WorkerPool:
             self._workers.remove(worker)
             worker.end()
 
-    def _give(self, name: str, samples: Samples, waiting: deque[int], limits: RewardLimits) -> None:
-        """Gives idle workers their next completions, and replaces workers that have ended."""
+    def _give(
+        self,
+        name: str,
+        arguments: Callable[[int], Mapping[str, Any]],
+        waiting: deque[int],
+        timeout: float | None,
+    ) -> None:
+        """Gives idle workers their next calls, and replaces workers that have ended."""
         for worker in [each for each in self._workers if each.is_idle]:
             if worker.calls >= self.calls_per_worker or worker.has_died_idle():
                 self._end(worker)
             elif waiting:
-                worker.give(name, samples, waiting.popleft(), limits.timeout)
+                index = waiting.popleft()
+                worker.give(name, index, arguments(index), timeout)
         self._fill()
 
-    def _settled(self, name: str, end: float) -> dict[int, Outcome]:
-        """Waits for an event; returns the outcomes that it settles, by completion."""
+    def _settled(self, read: Callable[[Any], _T | Failure], end: float) -> dict[int, _T | Failure]:
+        """Waits for an event; returns the results that it settles, by the number of the call."""
         active = [worker for worker in self._workers if not worker.is_idle]
         until = min([end, *(worker.deadline for worker in active)])
         _wait(active, None if until == math.inf else max(0.0, until - time.monotonic()))
-        settled: dict[int, Outcome] = {}
+        settled: dict[int, _T | Failure] = {}
         for worker in active:
             index = worker.index
             try:
@@ -158,13 +227,13 @@ class WorkerPool:
             else:
                 if reply is not None:
                     if index is not None:
-                        settled[index] = _read(name, reply)
+                        settled[index] = _read(reply, read)
                     continue
                 self._end(worker)
-                name_of_limit = "its limit" if index is None else "reward_timeout"
+                name_of_limit = "its limit" if index is None else self._kind.timeout
                 reason = f"ran out of time ({name_of_limit} is {worker.seconds} s)"
             if index is None:
-                raise RewardError(f"a worker for reward functions {reason} as it started.")
+                raise RewardError(f"a worker for {self._kind.func}s {reason} as it started.")
             settled[index] = Failure(reason)
         return settled
 
@@ -176,7 +245,8 @@ class _LostError(Exception):
 class _Worker:
     """The run's side of a worker: its guardian, and the process that calls functions."""
 
-    def __init__(self, funcs: Mapping[str, bytes]):
+    def __init__(self, funcs: Mapping[str, bytes], kind: WorkerKind):
+        self._kind = kind
         self._calls, theirs = socket.socketpair()
         self._guardian, its = socket.socketpair()
         with theirs, its:
@@ -199,7 +269,8 @@ class _Worker:
         self.calls = 0
         self.seconds: float | None = None
         self.deadline = math.inf
-        self._ask({"path": sys.path, "funcs": dict(funcs)}, seconds=_START_SECONDS)
+        setup = {"path": sys.path, "funcs": dict(funcs), "reader": kind.reader}
+        self._ask(setup, seconds=_START_SECONDS)
 
     @property
     def is_idle(self) -> bool:
@@ -210,16 +281,18 @@ class _Worker:
         """Returns whether a worker that owes no reply has ended, or sent anything."""
         return bool(self._received) or bool(_wait([self], 0.0))
 
-    def give(self, name: str, samples: Samples, index: int, seconds: float | None) -> None:
-        """Makes the worker call a function with one completion.
+    def give(
+        self, name: str, index: int, arguments: Mapping[str, Any], seconds: float | None
+    ) -> None:
+        """Makes the worker call a function.
 
         Raises `UserError`, naming the column, for a value that another process cannot read.
         """
-        own = samples.one(index)
-        columns = {"prompts": own.prompts, "completions": own.completions, **own.columns}
-        arguments = {column: _pickled(column, values) for column, values in columns.items()}
         self.index, self.calls = index, self.calls + 1
-        self._ask(name, index, arguments, seconds=seconds)
+        pickled = {
+            column: _pickled(column, values, self._kind) for column, values in arguments.items()
+        }
+        self._ask(name, index, pickled, seconds=seconds)
 
     def _ask(self, *message: Any, seconds: float | None) -> None:
         """Sends a message with a new token, by which its reply is recognized."""
@@ -256,11 +329,11 @@ class _Worker:
         self._received = body[length:]
         if "cannot_load" in reply:
             raise UserError(
-                f"a process cannot import the reward functions, as that {reply['cannot_load']}: "
-                f"with reward_workers, each must be in a module that Python can import."
+                f"a process cannot import the {self._kind.func}s, as that {reply['cannot_load']}: "
+                f"with {self._kind.workers}, each must be in a module that Python can import."
             )
         if "unreadable" in reply:
-            raise _unreadable(reply["unreadable"], reply["reason"])
+            raise _unreadable(reply["unreadable"], reply["reason"], self._kind)
         self.ready, self.index, self.deadline = True, None, math.inf
         return reply
 
@@ -327,46 +400,46 @@ def _wait(workers: Sequence[_Worker], seconds: float | None) -> bool:
         return bool(selector.select(seconds))
 
 
-def _read(name: str, reply: Mapping[str, Any]) -> Outcome:
+def _read(reply: Mapping[str, Any], read: Callable[[Any], _T | Failure]) -> _T | Failure:
     if "raised" in reply:
-        return Failure(reply["raised"], WorkerError(reply["traceback"]))
-    return outcomes_of(name, reply["rewards"])[0]
+        return Failure(reply["raised"], WorkerError(reply["traceback"], reply["text"]))
+    return read(reply["returned"])
 
 
-def _pickled(column: str, values: Any) -> bytes:
+def _pickled(column: str, values: Any, kind: WorkerKind) -> bytes:
     """Returns a column in pickled form; raises `UserError` if it cannot be pickled."""
     try:
         return pickle.dumps(values)
     except Exception as error:
-        raise _unreadable(column, reason_of(error)) from error
+        raise _unreadable(column, reason_of(error), kind) from error
 
 
-def _unreadable(column: str, reason: str) -> UserError:
+def _unreadable(column: str, reason: str, kind: WorkerKind) -> UserError:
     return UserError(
-        f"the column {column} cannot be sent to the processes of reward_workers, which {reason}: "
-        f"leave it out of the problems, or set reward_workers to 0."
+        f"the column {column} cannot be sent to the processes of {kind.workers}, which {reason}: "
+        f"leave it out of the problems, or set {kind.workers} to 0."
     )
 
 
-def _by_reference(name: str, func: Callable[..., Any]) -> bytes:
+def _by_reference(name: str, func: Callable[..., Any], kind: WorkerKind) -> bytes:
     """Returns a function pickled as module and name; raises `UserError` if it cannot be.
 
     Functions of the user's script are rejected: importing the script would train again in each
     worker.
     """
     fix = (
-        "with reward_workers, define it at the top level of a module that can be imported, such as "
-        "rewards.py beside your script."
+        f"with {kind.workers}, define it at the top level of a module that can be imported, such "
+        f"as {kind.func.partition(' ')[0]}s.py beside your script."
     )
     try:
         pickled = pickle.dumps(func)
     except Exception as error:
         raise UserError(
-            f"another process cannot import the reward function {name} ({first_line(error)}): {fix}"
+            f"another process cannot import the {kind.func} {name} ({first_line(error)}): {fix}"
         ) from error
     if any(argument == "__main__" for _, argument, _ in pickletools.genops(pickled)):
         raise UserError(
-            f"another process cannot import the reward function {name}, which is in the script "
-            f"that runs: {fix}"
+            f"another process cannot import the {kind.func} {name}, which is in the script that "
+            f"runs: {fix}"
         )
     return pickled

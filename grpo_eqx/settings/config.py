@@ -134,6 +134,9 @@ class GRPOConfig:
     max_completion_length has room for."""
     tool_timeout: Seconds | None = None
     """Seconds that a call of a tool or an environment may take. None: no limit."""
+    tool_workers: NonNegativeInt = 0
+    """Processes that call tools that are functions and not async, and are killed at tool_timeout.
+    0: threads of the run's own process."""
     max_tool_response_length: PositiveInt | None = None
     """Tokens of an answer; a longer answer is cut. None: no limit."""
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"

@@ -22,7 +22,7 @@ MAY_CHANGE = frozenset(
         "preemption_deadline", "stop_after", "hang_timeout", "profile_steps", "profile_memory",
         # what happens when something fails, which a run that stopped for it may change
         "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
-        "reward_failures", "max_failed_rewards",
+        "reward_failures", "max_failed_rewards", "tool_timeout", "tool_workers", "tool_failures",
         # where the problems are read from: their fingerprints are compared instead
         "data", "eval_data", "chat_template",
         # how the work is laid out: the results are the same up to rounding
