@@ -11,7 +11,6 @@ from grpo_eqx.common.errors import listed
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.rewards.guardian_main import descendants
 
-
 THREAD = "grpo_eqx tools"
 """Name of the threads that call tools and environments."""
 

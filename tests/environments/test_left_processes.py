@@ -55,7 +55,7 @@ def test_processes_that_tools_leave_are_killed_at_the_end() -> None:
     said = re.search(r"left processes running, which were killed: (.*)\. End them", done.stderr)
     assert said is not None
     killed = {int(x) for x in re.findall(r"\((\d+)\)", said[1])}
-    leaked, ended, leaked_too, shell, grandchild, of_hanging = numbers
+    leaked, _, leaked_too, shell, _, of_hanging = numbers
     assert killed == {leaked, leaked_too, shell, of_hanging}
 
 

@@ -95,6 +95,11 @@ SCRIPTS = {
         "tools or environments are passed, and the problems are texts that the model continues"
     ),
     "trainer(tool_timeout=3.0)": "and no tools or environments are passed: it would do nothing",
+    "trainer(tool_workers=2)": "no plain functions are passed as tools: it would do nothing",
+    f"{_LOOK}trainer(tools=[look], tool_workers=2)": (
+        "another process cannot import the tool look, which is in the script that runs: with "
+        "tool_workers, define it at the top level of a module"
+    ),
     "trainer(tool_timeout=0)": "tool_timeout is 0: it must be above 0 and finite",
     "trainer(tool_failures='ignore')": "tool_failures is 'ignore': use answer or stop",
     "trainer(tool_response_truncate_side='end')": "use left, middle or right",
