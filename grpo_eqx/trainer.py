@@ -22,7 +22,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError, near
-from grpo_eqx.data.acted import Acted, as_text
+from grpo_eqx.data.acted import Acted, ToolCounts, as_text
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Seeds
@@ -234,8 +234,9 @@ class GRPOTrainer:
         if eval_func is gsm8k.correct:
             eval_func = self._environments.own_score or eval_func
         scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics))
-        check_same_code({**self.rewards.funcs, **scorer.funcs})
+        check_same_code({**self.rewards.funcs, **scorer.funcs, **self._environments.code})
         replaced = passed.described()
+        replaced |= self._environments.described()
         if reward_funcs is not None:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
@@ -456,7 +457,7 @@ class GRPOTrainer:
                 record.completions(
                     completion_columns(
                         self.state.step, kept.shown_prompts, kept.shown_texts, kept.groups,
-                        kept.rewards, advantages,
+                        kept.rewards, advantages, kept.acted,
                     ),
                     token_columns(kept.groups, self.tokenizer),
                 )  # fmt: skip
@@ -647,7 +648,7 @@ class GRPOTrainer:
     def _facts(self, cfg: GRPOConfig) -> RunFacts:
         return RunFacts.of(
             cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs,
-            self.tokenizer.template.time,
+            self.tokenizer.template.time, self._environments.code,
         )  # fmt: skip
 
     def _saved_shapes(self) -> TrainState:
@@ -696,7 +697,7 @@ class GRPOTrainer:
             return
         with self._acting.trial(problem) as start:
             messages = [{"role": "assistant", "content": text}]
-            acted = Acted([start.content], [messages], [start.dialogue.environment], [False])
+            acted = Acted([start.content], [messages], [start.dialogue.environment], [ToolCounts()])
             self.rewards.try_out(problem, text, ids, acted)
 
     @explains_out_of_memory

@@ -6,14 +6,14 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.checkpoint.saved import DamagedError, SavedStep
-from grpo_eqx.common.errors import FileError, UserError
+from grpo_eqx.common.errors import FileError, UserError, listed
 from grpo_eqx.common.plain_data import field
 from grpo_eqx.common.read_files import reading
 from grpo_eqx.distributed.program_facts import code_fingerprint
@@ -51,6 +51,7 @@ class RunFacts:
         commits: Mapping[str, str],
         rewards: Mapping[str, RewardFunc],
         time: str | None = None,
+        tools: Mapping[str, Callable[..., Any]] | None = None,
     ) -> "RunFacts":
         """Describes a run as a checkpoint records it.
 
@@ -61,11 +62,13 @@ class RunFacts:
         - `commits`: commits on the hub.
         - `rewards`: the reward functions by name, which may have been passed in place of settings.
         - `time`: the time in the prompts, if their template may ask for it.
+        - `tools`: tools and classes of environments by name.
         """
-        config = _as_json(cfg) | {"reward_funcs": list(rewards)}
+        tools = {} if tools is None else tools
+        config = _as_json(cfg) | {"reward_funcs": list(rewards), "tools": list(tools)}
         versions = {name: version(name) for name in _COMPUTING}
         versions["the code of grpo_eqx"] = code_fingerprint()
-        code = {name: code_hash(func) for name, func in rewards.items()}
+        code = {name: code_hash(func) for name, func in {**rewards, **tools}.items()}
         return cls(config, fingerprints, commits, versions, code, time)
 
     @classmethod
@@ -89,13 +92,13 @@ class RunFacts:
         return cls(config, fingerprints, commits, versions, code, time)
 
     def changed_rewards(self, saved: "RunFacts") -> list[str]:
-        """Names the reward functions whose files have changed since a checkpoint, if any has."""
+        """Names the functions and classes whose files have changed since a checkpoint, if any."""
         changed = [x for x, code in self.reward_code.items() if saved.reward_code.get(x) != code]
         if not changed:
             return []
         if len(changed) == 1:
-            return [f"the file of reward function {changed[0]} has changed"]
-        return [f"the files of reward functions {', '.join(changed)} have changed"]
+            return [f"the file of {changed[0]} has changed"]
+        return [f"the files of {listed(changed)} have changed"]
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.
@@ -176,11 +179,11 @@ def after_its_end(run: RunFolder) -> str:
     )
 
 
-def code_hash(func: RewardFunc) -> str:
-    """Hashes the file that defines a function, with its helpers, or else the function's lines."""
+def code_hash(func: Callable[..., Any]) -> str:
+    """Hashes the file that defines a function or a class, with its helpers, or else its lines."""
     while isinstance(func, functools.partial):
         func = func.func
-    code = func if inspect.isroutine(func) else type(func)
+    code = func if inspect.isroutine(func) or inspect.isclass(func) else type(func)
     for part in (inspect.getmodule(code), code):
         with contextlib.suppress(OSError, TypeError):  # what is typed has no file
             source = inspect.getsource(part)  # type: ignore[arg-type]

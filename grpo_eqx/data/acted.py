@@ -10,22 +10,16 @@ from grpo_eqx.data.prompts import Conversation
 class ToolCounts(NamedTuple):
     """Calls of tools and of environments in completions."""
 
-    completions: float
-    turns: float
+    completions: float = 1
+    turns: float = 0
     """Turns that were answered."""
-    calls: float
-    failures: float
+    calls: float = 0
+    failures: float = 0
     """Calls that raised, took too long, or named no tool."""
-    lost: float
+    lost: float = 0
     """Completions whose environment failed."""
-    seconds: float
+    seconds: float = 0.0
     """Seconds of all calls, which may overlap."""
-    waited: float = 0.0
-    """Seconds in which no completion decoded, because all waited for calls."""
-
-    def plus(self, other: "ToolCounts") -> "ToolCounts":
-        """Adds the calls of other completions."""
-        return ToolCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,32 +32,39 @@ class Acted:
     """Messages of each completion, all of those after the prompt."""
     environments: Sequence[Any]
     """Environment of each completion; `None` where it has none, or another process has it."""
-    lost: Sequence[bool]
-    """True where the environment failed: the completion has no rewards."""
-    counts: ToolCounts | None = None
-    """Calls in all of them; `None` for a part."""
+    each: Sequence[ToolCounts]
+    """Calls in each completion."""
+    waited: float = 0.0
+    """Seconds in which none decoded, because all waited for calls."""
+
+    @property
+    def lost(self) -> list[bool]:
+        """True where the environment failed: the completion has no rewards."""
+        return [counts.lost > 0 for counts in self.each]
+
+    @property
+    def counts(self) -> ToolCounts:
+        """Calls in all of them."""
+        return ToolCounts(*map(sum, zip(*self.each, strict=True)))
 
     def of(self, numbers: Iterable[int]) -> "Acted":
-        """Returns the dialogues of some completions."""
+        """Returns the dialogues of some completions, without the seconds that all waited."""
         own = list(numbers)
         return Acted(
             [self.prompts[n] for n in own],
             [self.messages[n] for n in own],
             [self.environments[n] for n in own],
-            [self.lost[n] for n in own],
+            [self.each[n] for n in own],
         )
 
     def joined(self, other: "Acted") -> "Acted":
         """Returns these dialogues, followed by others."""
-        counts = None
-        if self.counts is not None and other.counts is not None:
-            counts = self.counts.plus(other.counts)
         return Acted(
             [*self.prompts, *other.prompts],
             [*self.messages, *other.messages],
             [*self.environments, *other.environments],
-            [*self.lost, *other.lost],
-            counts,
+            [*self.each, *other.each],
+            self.waited + other.waited,
         )
 
 

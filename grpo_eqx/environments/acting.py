@@ -60,6 +60,7 @@ class ActingSampler(Sampler):
             has_users=any(kind.takes_turns for kind in environments.kinds.values()),
         )
         self._last: PendingSamples | None = None
+        self._failed_before = set[str]()
         self._depth = 0
         self.width_of_trial: int | None = None
         """Width of the prompt that an environment made when it was tried."""
@@ -86,8 +87,10 @@ class ActingSampler(Sampler):
         of_prompts = [list(group) for _, group in by_prompt]
         mine, silent = _own_groups(of_prompts, [each is not None for each in problems])
         own = {n: problem for p in mine for n in of_prompts[p] if (problem := problems[p])}
-        groups, stops = [of_prompts[p] for p in mine], self._limits.failures == "stop"
-        starts = raise_on_all_hosts(lambda: self._started(groups, own, stops=stops))
+        groups, fix = [of_prompts[p] for p in mine], None
+        if self._limits.failures == "stop":
+            fix = "fix it, or set tool_failures to answer, which leaves the completion out"
+        starts = raise_on_all_hosts(lambda: self._started(groups, own, fix))
         trajectories = _with_prompts(trajectories, of_prompts, starts)
         self._check_room(trajectories)
         for n, start in starts.items():
@@ -98,7 +101,7 @@ class ActingSampler(Sampler):
         dialogues = Dialogues(
             {n: start.dialogue for n, start in starts.items()},
             [n for p in silent for n in of_prompts[p]],
-            self._chat, self._environments.calls, self._limits,
+            self._chat, self._environments.calls, self._limits, self._failed_before,
         )  # fmt: skip
         pending = self._sampler.submit(
             trajectories, sampling, prompt_width=prompt_width, responder=dialogues
@@ -125,7 +128,8 @@ class ActingSampler(Sampler):
         a tool.
         """
         self._environments.workers.start()
-        start = self._started([[0]], {0: problem}, stops=True)[0]
+        fix = "fix it. This was a trial before the first rollout"
+        start = self._started([[0]], {0: problem}, fix)[0]
         if start.ids is not None:
             self.width_of_trial = padded_length(len(start.ids), self._max_prompt_length)
         try:
@@ -134,11 +138,11 @@ class ActingSampler(Sampler):
             self._environments.give_back(start.dialogue.environment)
 
     def _started(
-        self, groups: Sequence[Sequence[int]], problems: Mapping[int, Prompt], *, stops: bool
+        self, groups: Sequence[Sequence[int]], problems: Mapping[int, Prompt], fix: str | None
     ) -> dict[int, Start]:
         return started(
             self._environments, groups, problems, self._tokenizer,
-            max_prompt_length=self._max_prompt_length, stops=stops,
+            max_prompt_length=self._max_prompt_length, fix=fix,
         )  # fmt: skip
 
     def _check_room(self, trajectories: Sequence[Trajectory]) -> None:
@@ -249,15 +253,18 @@ class _PendingDialogues(PendingSamples):
         sampled = self._pending.result()
         number, own = len(sampled.trajectories), self._dialogues.dialogues
         made = _everyones(raise_on_all_hosts(lambda: self._read(sampled.trajectories)))
-        counts = ToolCounts(*map(sum, zip(*(x for _, x, _ in made.values()), strict=True)))
-        counts = counts._replace(waited=self._dialogues.waited)
         acted = Acted(
             [made[n][2] if n in made else "" for n in range(number)],
             [made[n][0] if n in made else [] for n in range(number)],
             [own[n].environment if n in own else None for n in range(number)],
-            [n in made and ToolCounts(*made[n][1]).lost > 0 for n in range(number)],
-            counts,
+            [ToolCounts(*made[n][1]) if n in made else ToolCounts(0) for n in range(number)],
+            self._dialogues.waited,
         )
+        if acted.counts.lost == acted.counts.completions:
+            raise RunError(
+                "the environments of all completions failed, so that none has a reward: fix them; "
+                "a warning above has the first failure."
+            )
         return sampled._replace(acted=acted)
 
     def _read(self, trajectories: Sequence[Trajectory]) -> dict[int, Any]:

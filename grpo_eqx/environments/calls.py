@@ -14,7 +14,7 @@ from grpo_eqx.common.errors import RunError
 from grpo_eqx.common.event_loop import GRACE, LoopThread
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.environments.left_processes import LEFT, THREAD
-from grpo_eqx.environments.tool_workers import InWorker
+from grpo_eqx.environments.tool_workers import InWorker, ToolWorkerError
 from grpo_eqx.rewards.contract import reason_of
 
 _T = TypeVar("_T")
@@ -26,6 +26,10 @@ LONGEST_CLOSE = 30.0
 
 class StillRunsError(TimeoutError):
     """A call took too long, and may still run."""
+
+
+class ReturnedError(ValueError):
+    """A call returned what it must not; the text says what, and the fix."""
 
 
 class Call(NamedTuple):
@@ -42,6 +46,17 @@ class Outcome(NamedTuple):
     error: BaseException | None = None
     """Error that it raised; `StillRunsError` where it took too long."""
     seconds: float = 0.0
+
+
+def failure_of(error: BaseException) -> str:
+    """Describes why a call failed, as the continuation of a sentence about it."""
+    if isinstance(error, ToolWorkerError):
+        return error.reason
+    if isinstance(error, StillRunsError):
+        return f"ran out of time: it {error} (tool_timeout)"
+    if isinstance(error, ReturnedError):
+        return f"returned {error}"
+    return reason_of(error)
 
 
 class Calls:
@@ -118,7 +133,9 @@ class Calls:
         outcomes: list[Outcome] = []
         for call in calls:
             if outcomes and isinstance(outcomes[-1].error, StillRunsError):
-                outcomes.append(Outcome(None, StillRunsError("an earlier call still runs")))
+                outcomes.append(
+                    Outcome(None, StillRunsError("waited for an earlier call, which still runs"))
+                )
             else:
                 outcomes.append(await self._outcome(call, self.timeout))
         return outcomes

@@ -21,10 +21,16 @@ from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.acted import ToolCounts
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_json, raise_on_all_hosts
-from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
+from grpo_eqx.environments.calls import (
+    Call,
+    Calls,
+    Outcome,
+    ReturnedError,
+    StillRunsError,
+    failure_of,
+)
 from grpo_eqx.environments.chat_format import ChatFormat, Message
 from grpo_eqx.environments.environment import Step
-from grpo_eqx.environments.tool_workers import ToolWorkerError
 from grpo_eqx.environments.tools import Tool
 from grpo_eqx.generation.sampler import Responder
 from grpo_eqx.rewards.contract import joined_blocks, text_of
@@ -138,6 +144,7 @@ class Dialogues(Responder):
         chat: ChatFormat,
         calls: Calls,
         limits: ToolLimits,
+        failed_before: set[str] | None = None,
     ):
         """**Arguments:**
 
@@ -146,9 +153,11 @@ class Dialogues(Responder):
         - `chat`: format of the turns.
         - `calls`: runs the calls.
         - `limits`: the limits.
+        - `failed_before`: names of tools of whose failure the run has been told; more are added.
         """
         self.dialogues, self._silent, self._chat = dialogues, silent, chat
         self._calls, self._limits = calls, limits
+        self._failed_before = set[str]() if failed_before is None else failed_before
         self._has_warned = False
         self.waited = 0.0
         """Seconds in which all completions waited for calls."""
@@ -241,8 +250,8 @@ class Dialogues(Responder):
             self._has_warned = True
             name = class_name(dialogue.environment)
             warn(
-                f"{what} environment {name} failed ({first_line(error)}): its completion is left "
-                f"out; tools/num_lost counts them"
+                f"{what} environment {name} {failure_of(error)}: its completion is left out; "
+                f"tools/num_lost counts them"
             )
         dialogue.is_lost = True
 
@@ -257,6 +266,7 @@ class Dialogues(Responder):
                 error = failed
             if error is not None:
                 self._count_failure(dialogue, f"tool {call['name']}", error)
+                self._tell(call["name"], error)
                 content = str({"error": text_of(error)})
             answers.append({"role": "tool", "name": call["name"], "content": self._cut(content)})
         return answers
@@ -265,8 +275,8 @@ class Dialogues(Responder):
         """Returns what an environment shows after a turn; nothing if the completion ends."""
         (outcome,) = turn.outcomes
         step, error = outcome.result, outcome.error
-        if error is None and not _is_step(step):
-            error = TypeError(f"{brief(step)} is no Step: return Step(observation, reward, done)")
+        if error is None and (fault := _fault_of(step)) is not None:
+            error = ReturnedError(fault)
         if error is not None:
             self._count_failure(dialogue, f"step of {class_name(dialogue.environment)}", error)
             self._lose(dialogue, "step of", error)
@@ -280,13 +290,19 @@ class Dialogues(Responder):
         """Counts a call that failed; raises `RunError` where failures stop the run."""
         dialogue.num_failures += 1
         if self._limits.failures == "stop" and not isinstance(error, _MistakeError):
-            reason = f"raised {class_name(error)} ({first_line(error)})"
-            if isinstance(error, ToolWorkerError):
-                reason = error.reason
             raise RunError(
-                f"{caller} {reason}: fix it, or set tool_failures to answer, which goes on without "
-                f"it."
+                f"{caller} {failure_of(error)}: fix it, or set tool_failures to answer, which goes "
+                f"on without it."
             ) from error
+
+    def _tell(self, name: str, error: BaseException) -> None:
+        """Warns of a tool's first failure in the run that is not a mistake of the model."""
+        if name not in self._failed_before and not isinstance(error, _MistakeError):
+            self._failed_before.add(name)
+            warn(
+                f"tool {name} {failure_of(error)}: the model reads the error as its answer; "
+                f"tools/failure_frequency has the share of calls that fail"
+            )
 
     def _cut(self, content: str) -> str:
         """Cuts an answer to the limit of its tokens; it has text that can be encoded."""
@@ -315,22 +331,18 @@ class _MistakeError(ValueError):
     """A call of the model that no function can answer."""
 
 
-def _is_step(value: object) -> bool:
-    """Returns whether `step` returned what it should: a text, unless the completion ends."""
-    return (
-        isinstance(value, Step)
-        and isinstance(value.reward, numbers.Real)
-        and math.isfinite(value.reward)
-        and (bool(value.done) or isinstance(value.observation, str))
-    )
-
-
-def _said(error: BaseException) -> str:
-    """Returns the text of an error, whose class may fail to give one."""
-    try:
-        return str(error)
-    except Exception:
-        return first_line(error)
+def _fault_of(step: object) -> str | None:
+    """Returns what `step` returned that it must not, with the fix; `None` where all is well."""
+    if not isinstance(step, Step):
+        return f"{brief(step)}: return a Step, as in Step(observation, reward, done)"
+    if not (isinstance(step.reward, numbers.Real) and math.isfinite(step.reward)):
+        return f"a Step with the reward {brief(step.reward)}: give a finite number"
+    if not (step.done or isinstance(step.observation, str)):
+        return (
+            f"a Step that is not done, with the observation {brief(step.observation)}: give the "
+            f"text that the model reads next, or done=True"
+        )
+    return None
 
 
 def _call(call: Message, tool: Tool | None) -> Call:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from grpo_eqx.common.errors import RunError, UserError, class_name, first_line, listed
+from grpo_eqx.common.errors import RunError, UserError, listed
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.tokenizer import ENVIRONMENT, Tools
@@ -16,6 +16,7 @@ from grpo_eqx.environments.environment import Environment
 from grpo_eqx.environments.tool_workers import InWorker, ToolWorkers
 from grpo_eqx.environments.tools import Schema, Tool, check_names, make_tools, methods_as_tools
 from grpo_eqx.rewards import RewardFunc
+from grpo_eqx.rewards.contract import reason_of
 
 _NOT_TOOLS = "reset", "get_reward", "close"
 
@@ -58,6 +59,13 @@ class EnvironmentKind:
                 f"of Environment."
             )
         own = [] if self.takes_turns else methods_as_tools(first, _NOT_TOOLS)
+        if not (self.takes_turns or own or tools):
+            raise UserError(
+                f"environment {self.cls.__name__} has no public method besides "
+                f"{listed([x for x in _NOT_TOOLS if hasattr(first, x)])} that the model could call "
+                f"as a tool: define one, or subclass grpo_eqx.environments.Environment, whose step "
+                f"takes whole turns."
+            )
         check_names([*self._shared, *own])
         self._methods = {tool.name: tool.schema for tool in own}
 
@@ -80,9 +88,13 @@ class EnvironmentKind:
         try:
             environment = self._factory()
         except Exception as error:
+            fix = "fix it"
+            if not _takes_nothing(self._factory):
+                fix = "pass a class, or a function, that needs no arguments"
+            if missing := getattr(self._factory, "__abstractmethods__", None):
+                fix = f"define {listed(sorted(missing))}"
             raise UserError(
-                f"environment_factory {brief(self._factory)} raised {class_name(error)}: "
-                f"{first_line(error)}: pass a class, or a function, that needs no arguments."
+                f"environment_factory {brief(self._factory)} {reason_of(error)}: {fix}."
             ) from error
         if environment is None or inspect.isclass(environment):
             raise UserError(
@@ -134,6 +146,15 @@ class EnvironmentKind:
         names = {p.name for p in parameters}
         own = {name: value for name, value in row.items() if takes_all or name in names}
         return Call(environment.reset, own)
+
+
+def _takes_nothing(factory: Factory) -> bool:
+    """Returns whether a class or a function can be called without arguments."""
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError):  # ValueError: in C
+        return False
+    return True
 
 
 class Environments:
@@ -208,6 +229,20 @@ class Environments:
         if not self.kinds:
             return {None: [tool.schema for tool in self.tools]} if self.tools else {}
         return {name: kind.schemas for name, kind in self.kinds.items()}
+
+    @property
+    def code(self) -> dict[str, Callable[..., Any]]:
+        """Functions and classes that users wrote, by their names."""
+        functions = {tool.name: inspect.unwrap(tool.func) for tool in self.tools}
+        return functions | {kind.cls.__name__: kind.cls for kind in self.kinds.values()}
+
+    def described(self) -> dict[str, str]:
+        """Returns the names of what was passed, by the argument of the trainer."""
+        names = {
+            "tools": [tool.name for tool in self.tools],
+            "environment_factory": [kind.cls.__name__ for kind in self.kinds.values()],
+        }
+        return {argument: ", ".join(own) for argument, own in names.items() if own}
 
     @property
     def own_rewards(self) -> dict[str, RewardFunc]:

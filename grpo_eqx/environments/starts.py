@@ -5,13 +5,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_eqx.common.errors import RunError, class_name, first_line
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.prompts import Conversation, Prompt
 from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
-from grpo_eqx.environments.calls import Outcome
+from grpo_eqx.environments.calls import Outcome, failure_of
 from grpo_eqx.environments.dialogues import Dialogue
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
 from grpo_eqx.rewards.contract import joined_blocks
@@ -34,7 +34,7 @@ def started(
     tokenizer: ChatTokenizer,
     *,
     max_prompt_length: int,
-    stops: bool,
+    fix: str | None = None,
 ) -> dict[int, Start]:
     """Starts completions, each in an environment of its own if the run has any.
 
@@ -48,7 +48,7 @@ def started(
     - `problems`: the problem of each completion, by its number.
     - `tokenizer`: tokenizes prompts.
     - `max_prompt_length`: limit of their tokens.
-    - `stops`: whether a failure stops the run.
+    - `fix`: what to do about a failure, which then stops the run; by default none does.
 
     Raises `RunError` for a failure that does, for what `reset` must not return, and for a prompt
     that is too long.
@@ -63,10 +63,11 @@ def started(
     ]
     reset = environments.calls.result(environments.calls.together(calls))
     outcomes = {**made, **dict(zip(alive, reset, strict=True))}
+    _check_failures([(with_kind[n], outcome) for n, outcome in outcomes.items()], fix)
     changed = {
         n: with_observation(problems[n], outcome.result, with_kind[n].cls.__name__)
         for n, outcome in outcomes.items()
-        if not _is_lost(with_kind[n], outcome, stops=stops)
+        if outcome.error is None
     }
     ids = dict(zip(changed, _tokenized(tokenizer, changed, max_prompt_length), strict=True))
     starts = {}
@@ -81,23 +82,18 @@ def started(
     return starts
 
 
-def _is_lost(kind: EnvironmentKind, outcome: Outcome, *, stops: bool) -> bool:
-    """Returns whether an environment could not be made or reset, with a warning.
+def _check_failures(outcomes: Sequence[tuple[EnvironmentKind, Outcome]], fix: str | None) -> None:
+    """Warns of the first environment that could not be made or reset.
 
     Raises `RunError` where that stops the run.
     """
-    error = outcome.error
-    if error is None:
-        return False
-    said = (
-        f"reset of environment {kind.cls.__name__} raised {class_name(error)} ({first_line(error)})"
-    )
-    if stops:
-        raise RunError(
-            f"{said}: fix it, or set tool_failures to answer, which leaves the completion out."
-        ) from error
-    warn(f"{said}: its completion is left out")
-    return True
+    for kind, outcome in outcomes:
+        if outcome.error is not None:
+            said = f"reset of environment {kind.cls.__name__} {failure_of(outcome.error)}"
+            if fix is not None:
+                raise RunError(f"{said}: {fix}.") from outcome.error
+            warn(f"{said}: its completion is left out; tools/num_lost counts them")
+            return
 
 
 def _dialogue(

@@ -55,7 +55,8 @@ class Tool(NamedTuple):
             fix = (
                 "describe the tool in one, with each argument under 'Args:'"
                 if "no docstring" in str(error)
-                else "list each argument under 'Args:', as in 'x: the first number'"
+                else "list each argument under 'Args:', as in 'x: the first number', in Google's "
+                "style"
             )
             raise UserError(f"{called}: {_reason(error)}: {fix}.") from error
         except TypeHintParsingException as error:
@@ -122,5 +123,6 @@ def _what_it_is(func: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the error of transformers without its end, as the continuation of a sentence."""
-    return first_line(error).rstrip("!.").removeprefix("Cannot generate JSON schema for ")
+    """Returns what transformers says of a function, which it names first, without that name."""
+    said = first_line(error).rstrip("!.").removeprefix("Cannot generate JSON schema for ")
+    return said.partition(" because ")[2] or said

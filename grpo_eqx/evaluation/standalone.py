@@ -102,6 +102,7 @@ class StandaloneEvaluation:
         self.draws = question.draws
         question.check()
         subject = raise_on_all_hosts(lambda: Subject.find(question.model))
+        subject.check_single_turn()
         self.cfg = cfg = GRPOConfig(**{**subject.settings, **question.settings}).resolved()
         scorer = Grader(cfg, question.eval_func, question.eval_metrics)
         mesh = parse_mesh(cfg.mesh).build()

@@ -116,6 +116,15 @@ class Subject:
             settings["model"] = f"{settings['model'].partition('@')[0]}@{commit}"
         return cls(name, settings, checkpoint, facts, of_run=True)
 
+    def check_single_turn(self) -> None:
+        """Raises `UserError` for a run with tools or environments, which cannot be called here."""
+        if self.facts is not None and (tools := self.facts.config.get("tools")):
+            raise UserError(
+                f"the run in {self.name!r} had tools or environments ({', '.join(tools)}), which "
+                f"this command cannot call: evaluate in Python, as in GRPOTrainer(cfg, "
+                f"tools=...).evaluate(), with the run's model as cfg.model."
+            )
+
     def check_tokenizer(self, fingerprint: str) -> None:
         """Raises `UserError` for a tokenizer that differs from the run's."""
         self._check("the tokenizer", fingerprint, "export the model with --model of the right one")

@@ -127,7 +127,7 @@ class RolloutCollector:
             **failure_metrics(rewards),
             **completion_metrics(made.num_written, made.finished),
             **id_metrics([each.ids for each in made.trajectories], self.without_token),
-            **tool_metrics(None if made.acted is None else made.acted.counts),
+            **tool_metrics(made.acted),
         }
         if self.cfg.dynamic_sampling:
             dropped = 1 - self.teaches(kept).sum() / len(rewards.total)

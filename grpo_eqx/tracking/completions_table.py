@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from grpo_eqx.common.durable import write_whole
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Group
@@ -34,6 +35,7 @@ def completion_columns(
     groups: Sequence[Group],
     rewards: Rewards,
     advantages: Float[np.ndarray, "P G"],
+    acted: Acted | None = None,
 ) -> dict[str, list[Any]]:
     """Returns the columns of a step's table, with an entry for each completion.
 
@@ -46,6 +48,7 @@ def completion_columns(
     - `prompts`, `groups`, `texts`: the prompts, and their completions in tokens and in text.
       Lengths are of the tokens that the model wrote.
     - `rewards`, `advantages`: rewards and advantages of the completions.
+    - `acted`: their dialogues, where completions act.
     """
     group = advantages.shape[1]
     asked = [prompt.text for prompt in prompts]
@@ -63,7 +66,17 @@ def completion_columns(
         "advantage": advantages.reshape(-1).tolist(),
         "length": [int(each.written.sum()) for each in completions],
         "truncated": [not each.is_finished for each in completions],
+        **({} if acted is None else _calls_of(acted)),
         **({} if rewards.logged is None else rewards.logged.table()),
+    }
+
+
+def _calls_of(acted: Acted) -> dict[str, list[Any]]:
+    return {
+        "tools/turns": [int(each.turns) for each in acted.each],
+        "tools/calls": [int(each.calls) for each in acted.each],
+        "tools/failures": [int(each.failures) for each in acted.each],
+        "tools/lost": acted.lost,
     }
 
 
@@ -71,12 +84,15 @@ def token_columns(groups: Sequence[Group], tokenizer: ChatTokenizer) -> dict[str
     """Returns two more columns, with a list for each completion: its tokens and their log-probs.
 
     `tokens` has the text of each token, or the name of a special token. `token_logps` has log-probs
-    under the distribution that was sampled from, in float32 rounded to float16's 11 bits.
+    under the distribution that was sampled from, in float32 rounded to float16's 11 bits; NaN for
+    tokens that the model did not write.
     """
     completions = [each for group in groups for each in group]
     # One call for all tokens: a call per completion would cost more than its work.
     words = tokenizer.token_texts([token for each in completions for token in each.ids.tolist()])
-    logps = np.concatenate([each.sampler_logps for each in completions])
+    logps = np.concatenate(
+        [np.where(each.written, each.sampler_logps, np.nan) for each in completions]
+    )
     logps = logps.astype(np.float16).astype(np.float32)
     ends = list(itertools.accumulate(map(len, completions)))
     parts = [slice(end - len(each), end) for end, each in zip(ends, completions, strict=True)]

@@ -101,14 +101,16 @@ def as_block(
         (parts if len(each) > 1 else "", _LABEL),
         ("  advantage ", _LABEL), _signed(row["advantage"]),
         (f"  {row['length']:,} tokens", _LABEL),
+        (_calls(row), _LABEL),
         (", truncated" if row["truncated"] else "", "yellow"),
+        (", environment failed" if row.get("tools/lost") else "", "yellow"),
     )  # fmt: skip
     show = functools.partial(literal, encoding=encoding)
     own = {*SHOWN_COLUMNS, *TOKEN_COLUMNS, *(f"rewards/{name}" for name in each)}
     logged = [
         _Unpadded(Text.assemble((f"{name} ", _LABEL), cut_in_the_middle(str(x), longest, show)), 2)
         for name, x in row.items()
-        if name not in own and x is not None
+        if name not in own and not name.startswith("tools/") and x is not None
     ]
     prompt = cut_in_the_middle(row["prompt"], longest, show)
     prompt.stylize(_LABEL)
@@ -117,6 +119,14 @@ def as_block(
         completion = cut_in_the_middle(row["completion"], longest, show)
     texts = _Unpadded(prompt, 2), _Unpadded(completion, 4)
     return Group(_Unpadded(header), *texts, *logged, Text())
+
+
+def _calls(row: Mapping[str, Any]) -> str:
+    """Returns how many calls of tools a completion made, and how many failed."""
+    if (calls := row.get("tools/calls")) is None:
+        return ""
+    failed = f" ({row['tools/failures']} failed)" if row["tools/failures"] else ""
+    return f", {calls} call{'' if calls == 1 else 's'}{failed}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,15 +17,20 @@ _LEVELS = (
 )
 """Lower bound of a probability, its words and its style, from likely to unlikely."""
 
+_NOT_WRITTEN = "dim italic"
+
 
 def legend(*, colored: bool) -> Text:
     """Returns a line that explains the colors, or the digits."""
     if not colored:
-        return Text("digits: tenths of a token's probability, when it was drawn", "dim")
+        return Text(
+            "digits: tenths of a token's probability, when it was drawn; none: not the model's",
+            "dim",
+        )
     shown = Text().append("probability of a token: ", "dim")
     for _, words, style in _LEVELS:
         shown.append(f" {words} ", style).append(" ")
-    return shown
+    return shown.append("not the model's", _NOT_WRITTEN)
 
 
 def heat_strip(
@@ -40,12 +45,13 @@ def heat_strip(
 
     **Arguments:**
 
-    - `tokens`, `logps`: the texts of the tokens, and their log-probs.
+    - `tokens`, `logps`: the texts of the tokens, and their log-probs; NaN for tokens that the model
+      did not write.
     - `colored`: whether the output has colors.
     - `width`: columns to use, for digits.
     - `encoding`: the encoding of the output.
     """
-    probabilities = [0.0 if math.isnan(x) else math.exp(min(0.0, x)) for x in logps]
+    probabilities = [None if math.isnan(x) else math.exp(min(0.0, x)) for x in logps]
     texts = [literal(token, newlines=False, encoding=encoding).plain for token in tokens]
     if not colored:
         return _over_digits(texts, probabilities, width)
@@ -56,11 +62,13 @@ def heat_strip(
     return shown
 
 
-def _style(probability: float) -> str:
+def _style(probability: float | None) -> str:
+    if probability is None:
+        return _NOT_WRITTEN
     return next((style for least, _, style in _LEVELS if probability >= least), "")
 
 
-def _over_digits(texts: Sequence[str], probabilities: Sequence[float], width: int) -> Text:
+def _over_digits(texts: Sequence[str], probabilities: Sequence[float | None], width: int) -> Text:
     """Returns lines of tokens above lines of digits; each digit stands below its token's start."""
     lines, above, below = [], "", ""
     for text, probability in zip(texts, probabilities, strict=True):
@@ -68,6 +76,6 @@ def _over_digits(texts: Sequence[str], probabilities: Sequence[float], width: in
         if above and cell_len(above) + size > width:
             lines += [above, below]
             above = below = ""
-        digit = str(min(9, int(probability * 10)))
+        digit = " " if probability is None else str(min(9, int(probability * 10)))
         above, below = above + text, below + digit.ljust(size) if size else below
     return Text("\n".join(line.rstrip() for line in (*lines, above, below)))

@@ -10,7 +10,7 @@ from typing import SupportsFloat
 import numpy as np
 from jaxtyping import Bool, Int
 
-from grpo_eqx.data.acted import ToolCounts
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.objective.advantages import all_equal
 from grpo_eqx.rewards import Rewards
 
@@ -90,17 +90,18 @@ def failure_metrics(rewards: Rewards) -> dict[str, float]:
     return {f"rewards/{name}/num_failed": float(failed.sum()) for name, failed in pairs}
 
 
-def tool_metrics(counts: ToolCounts | None) -> dict[str, float]:
+def tool_metrics(acted: Acted | None) -> dict[str, float]:
     """Returns how often completions call tools, and how often calls fail, under TRL's names."""
-    if counts is None:
+    if acted is None:
         return {}
+    counts = acted.counts
     return {
         "tools/call_frequency": counts.calls / counts.completions,
         "tools/failure_frequency": counts.failures / max(counts.calls, 1),
         "tools/turns": counts.turns / counts.completions,
         "tools/num_lost": counts.lost,
         "time/tools/call_s": counts.seconds / max(counts.calls, 1),
-        "time/tools/wait_s": counts.waited,
+        "time/tools/wait_s": acted.waited,
     }
 
 

@@ -327,7 +327,7 @@ def test_another_reward_function_is_refused_and_its_new_code_said() -> None:
     with pytest.raises(UserError, match=r"reward_funcs: \['distinct_words'\] -> \['correct'\]"):
         facts(correct=gsm8k.correct).changes_since(saved, Path("step_1"))
     changed = facts(distinct_words=gsm8k.correct)
-    said = ["the file of reward function distinct_words has changed"]
+    said = ["the file of distinct_words has changed"]
     assert changed.changes_since(saved, Path("step_1")) == said
     assert changed.changed_rewards(saved) == said
     assert changed.refused(saved) == []

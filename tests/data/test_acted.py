@@ -21,12 +21,15 @@ def test_a_dialogue_is_text_to_be_read() -> None:
 
 
 def test_parts_are_chosen_and_joined() -> None:
-    counts = ToolCounts(3, 1, 2, 1, 1, 0.5)
+    lost = ToolCounts(1, 1, 2, 1, 1, 0.5)
     messages = [[{"n": i}] for i in range(3)]
-    acted = Acted(["x", "y", "z"], messages, ["a", "b", None], [False, True, False], counts)
+    acted = Acted(
+        ["x", "y", "z"], messages, ["a", "b", None], [ToolCounts(), lost, ToolCounts()], 2.0
+    )
     part = acted.of([2, 0])
     assert (part.messages, part.environments) == ([[{"n": 2}], [{"n": 0}]], [None, "a"])
-    assert (part.prompts, part.lost, part.counts) == (["z", "x"], [False, False], None)
+    assert (part.prompts, part.lost, part.waited) == (["z", "x"], [False, False], 0.0)
     both = acted.joined(acted)
     assert both.counts == ToolCounts(6, 2, 4, 2, 2, 1.0)
+    assert both.waited == 4.0
     assert both.environments == ["a", "b", None, "a", "b", None]

@@ -149,7 +149,8 @@ def test_what_a_call_raises_is_its_answer(
 
 def test_a_failure_can_stop_the_run(dialogues: Callable[..., Dialogues]) -> None:
     with pytest.raises(
-        RunError, match=r"tool fail raised ValueError .no such page.: fix it, or set"
+        RunError,
+        match=r"tool fail raised ValueError: no such page \(.*, line \d+\): fix it, or set",
     ):
         speak(dialogues(failures="stop"), call("fail", text="no such page"))
 
@@ -309,12 +310,15 @@ def test_an_environment_takes_turns_until_it_is_done(calls: Calls) -> None:
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (ValueError("no such move"), r"step of Echo raised ValueError \(no such move\)"),
-        (3, r"raised TypeError \(3 is no Step: return Step\(observation, reward, done\)\)"),
-        (Step(None, 1.0), "is no Step"),
-        (Step(b"bytes", 1.0), "is no Step"),  # type: ignore[arg-type]
-        (Step("text", float("nan")), "is no Step"),
-        (Step("text", None), "is no Step"),  # type: ignore[arg-type]
+        (
+            ValueError("no such move"),
+            r"step of Echo raised ValueError: no such move \(.*, line \d+\)",
+        ),
+        (3, r"returned 3: return a Step, as in Step\(observation, reward, done\)"),
+        (Step(None, 1.0), "a Step that is not done, with the observation None: give the text"),
+        (Step(b"bytes", 1.0), "with the observation b'bytes'"),  # type: ignore[arg-type]
+        (Step("text", float("nan")), "with the reward nan: give a finite number"),
+        (Step("text", None), "with the reward None"),  # type: ignore[arg-type]
     ],
 )
 def test_a_step_that_fails_loses_the_completion(calls: Calls, result: Any, said: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx import UserError
+from grpo_eqx.environments.environment import Environment
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
 from grpo_eqx.environments.tools import make_tools
 
@@ -148,7 +149,12 @@ def fails() -> None:
         ("Counter", "environment_factory is 'Counter': pass a class"),
         ({}, "is an empty dict"),
         ({"a": 3}, r"environment_factory\['a'\] is 3: pass a class"),
-        (fails, "raised OSError: no display: pass a class"),
+        (fails, r"raised OSError: no display \(test_pool.py, line \d+\): fix it"),
+        (
+            type("Half", (Environment,), {"reset": fails}),
+            "Half'> raised TypeError: .*: define step",
+        ),
+        (type("Idle", (), {"reset": fails}), "no public method besides reset that the model could"),
         (lambda: None, "returned None: return an environment"),
         (lambda: Counter, "return an environment"),
         (lambda x: x, "that needs no arguments"),

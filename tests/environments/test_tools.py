@@ -106,7 +106,7 @@ def starred(*numbers: int) -> int:
 @pytest.mark.parametrize(
     ("tools", "said"),
     [
-        ([no_docstring], "tool no_docstring: no_docstring because it has no docstring: describe"),
+        ([no_docstring], "tool no_docstring: it has no docstring: describe"),
         ([no_type], "tool no_type: Argument x is missing a type hint .*annotate each argument"),
         ([no_argument], "tool no_argument: .*no description for the argument 'x': list each"),
         ([starred], r"tool starred takes \*numbers, whose names the model cannot know"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx.common.errors import RewardError
-from grpo_eqx.data.acted import Acted
+from grpo_eqx.data.acted import Acted, ToolCounts
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.rewards import RewardLimits, RewardRunner, Rewards
 from grpo_eqx.rewards.logged import Logged, TrainerState
@@ -105,7 +105,7 @@ def test_a_call_that_is_late_logs_nothing() -> None:
 
 def test_lost_completions_have_no_values() -> None:
     messages = [[{"role": "assistant", "content": text}] for row in TEXTS for text in row]
-    acted = Acted(["?"] * 4, messages, [None] * 4, [True, False, False, True])
+    acted = Acted(["?"] * 4, messages, [None] * 4, [ToolCounts(lost=n in (0, 3)) for n in range(4)])
 
     def turns(completions: list[Any], log_extra: Any, **columns: Any) -> list[float]:
         log_extra("turns", [len(each) for each in completions])

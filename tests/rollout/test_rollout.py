@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from grpo_eqx.data.acted import Acted
+from grpo_eqx.data.acted import Acted, ToolCounts
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
@@ -76,7 +76,7 @@ def test_lost_completions_have_no_part_in_the_loss(tokenizer: ChatTokenizer) -> 
     rewards = Rewards.of(["judge"], each, [1.0], failed)
     dialogues = [[{"role": "assistant", "content": f"turn {n}"}] for n in range(6)]
     contents = [f"made {n}" for n in range(6)]
-    acted = Acted(contents, dialogues, [None] * 6, [False, False, True, False, True, False])
+    acted = Acted(contents, dialogues, [None] * 6, [ToolCounts(lost=n in (2, 4)) for n in range(6)])
     rollout = dataclasses.replace(rollout_of(LENGTHS, ALL, tokenizer), rewards=rewards, acted=acted)
     assert rollout.left_out.tolist() == [[True, False, True], [False, True, False]]
     chosen = rollout.of_prompts([1])

@@ -29,5 +29,13 @@ def test_digits_are_below_the_tokens_that_they_are_of() -> None:
     ]
 
 
+def test_what_the_model_did_not_write_has_no_probability() -> None:
+    logps = [math.nan, 0.0, math.nan]
+    assert heat_strip(["a", "b", "c"], logps, colored=False, width=9).plain == "abc\n 9"
+    (first, last) = heat_strip(["a", "b", "c"], logps, colored=True, width=9).spans
+    assert first.style == last.style
+    assert last.style in {span.style for span in legend(colored=True).spans}
+
+
 def test_log_probs_that_rounding_made_positive_or_missing_do_no_harm() -> None:
     assert heat_strip(["a", "b"], [0.001, -math.inf], colored=False, width=9).plain == "ab\n90"
