@@ -1,5 +1,6 @@
 """GRPO in JAX that you can trust, in a few lines, from a laptop to a TPU pod."""
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ __all__ = [
 __version__ = "0.1.0"
 sys.excepthook = shortened(sys.excepthook, advice_on_call)
 leave_out_libtpu()
+# Its tokenizers and chat templates need no torch, which it would say at every start.
+logging.getLogger("transformers").addFilter(lambda x: "PyTorch was not found" not in str(x.msg))
 __getattr__ = lazy_names(
     __name__,
     {

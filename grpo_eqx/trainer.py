@@ -520,7 +520,7 @@ class GRPOTrainer:
         """
         problems, tokens = encode_prompts(
             prompts, self.cfg, self.tokenizer, self.state.model.config,
-            like=self.prompts.data.prompts[0],
+            like=self.prompts.data.prompts[0], needs_prompt=not self._environments.kinds,
         )  # fmt: skip
         if not tokens:
             return []

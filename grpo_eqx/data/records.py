@@ -73,13 +73,16 @@ GivenPrompt = str | Conversation | Mapping[str, Any] | Prompt
 """A text, a conversation, a row of data, or a prompt."""
 
 
-def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
+def as_prompts(
+    given: Iterable[GivenPrompt], *, plain: bool, needs_prompt: bool = True
+) -> list[Prompt]:
     """Returns texts, conversations, rows of data or prompts as prompts.
 
     **Arguments:**
 
     - `given`: the user's prompts.
     - `plain`: whether the model continues a text, rather than answering it as a question.
+    - `needs_prompt`: whether rows must have a question or a prompt.
 
     Raises `UserError` for anything else.
     """
@@ -98,10 +101,13 @@ def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
             f"generate(['What is 2 + 2?'])."
         )
     text = PROMPT if plain else QUESTION
-    return [_as_prompt(f"prompt {i}", each, text) for i, each in enumerate(contents, start=1)]
+    return [
+        _as_prompt(f"prompt {i}", each, text, needs_prompt=needs_prompt)
+        for i, each in enumerate(contents, start=1)
+    ]
 
 
-def _as_prompt(where: str, given: GivenPrompt, text: str) -> Prompt:
+def _as_prompt(where: str, given: GivenPrompt, text: str, *, needs_prompt: bool) -> Prompt:
     """Returns one prompt; `text` is the column that a text belongs to."""
     if isinstance(given, Prompt):
         column = PROMPT if given.plain or not isinstance(given.content, str) else QUESTION
@@ -109,7 +115,7 @@ def _as_prompt(where: str, given: GivenPrompt, text: str) -> Prompt:
         return given
     if not isinstance(given, Mapping):
         given = {text if isinstance(given, str) else PROMPT: given}
-    return Records.of([(where, given)], "")[0]
+    return Records.of([(where, given)], "", needs_prompt=needs_prompt)[0]
 
 
 def is_list_of_rows(value: Any) -> bool:

@@ -147,6 +147,8 @@ def encode_prompts(
     tokenizer: ChatTokenizer,
     model: ModelConfig,
     like: Prompt,
+    *,
+    needs_prompt: bool = True,
 ) -> tuple[list[Prompt], list[list[int]]]:
     """Tokenizes prompts like the run's problems, and returns both.
 
@@ -155,11 +157,12 @@ def encode_prompts(
     - `prompts`: texts, conversations, rows or prompts, as `as_prompts` takes them.
     - `cfg`, `tokenizer`, `model`: settings, tokenizer and model of the run.
     - `like`: a problem of the run; texts are questions or plain texts, as this problem is.
+    - `needs_prompt`: whether rows must have a question or a prompt.
 
     Raises `UserError` for a prompt with more than `max_prompt_length` tokens, or too many for the
     model's positions.
     """
-    messages = as_prompts(prompts, plain=like.plain)
+    messages = as_prompts(prompts, plain=like.plain, needs_prompt=needs_prompt)
     if like.plain and not tokenizer.template.exists and not all(x.plain for x in messages):
         raise UserError(
             "the prompts are messages, and the tokenizer has no chat template, as the problems of "

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import itertools
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +63,7 @@ class ActingSampler(Sampler):
         )
         self._last: PendingSamples | None = None
         self._failed_before = set[str]()
+        self._interruptible = contextlib.ExitStack()
         self._depth = 0
         self.width_of_trial: int | None = None
         """Width of the prompt that an environment made when it was tried."""
@@ -112,13 +115,17 @@ class ActingSampler(Sampler):
 
     def __enter__(self) -> "ActingSampler":
         self._depth += 1
+        self._interruptible.enter_context(_interruptible())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._last = None
-            self._environments.close()
+            try:
+                self._environments.close()
+            finally:
+                self._interruptible.close()
 
     @contextlib.contextmanager
     def trial(self, problem: Prompt) -> Iterator[Start]:
@@ -173,6 +180,12 @@ def make_acting(
                 "recorded experts: leave it off."
             )
         assert cfg.max_completion_length is not None  # resolved
+        if (limits.max_response_length or 0) >= cfg.max_completion_length:
+            raise UserError(
+                f"max_tool_response_length is {limits.max_response_length} and "
+                f"max_completion_length, in which answers count, is {cfg.max_completion_length}: "
+                f"an answer of that length would never fit; lower the first, or raise the second."
+            )
         return ActingSampler(
             sampler, environments, tokenizer, limits,
             max_prompt_length=cfg.max_prompt_length,
@@ -190,6 +203,23 @@ def make_acting(
             f"nothing; pass tools or environment_factory to GRPOTrainer, or leave it unset."
         )
     return None
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Has Ctrl-C raise `KeyboardInterrupt` where it would end the process at once.
+
+    So that environments are closed.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _own_groups(

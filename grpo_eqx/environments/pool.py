@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from grpo_eqx.common.errors import RunError, UserError, listed
+from grpo_eqx.common.errors import RunError, UserError, did_you_mean, listed
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.tokenizer import ENVIRONMENT, Tools
@@ -136,7 +136,7 @@ class EnvironmentKind:
             raise UserError(
                 f"environment {self.cls.__name__}: reset needs {listed(missing)}, and the data has "
                 f"the columns {listed(sorted(known))}: add the column, or give the argument a "
-                f"default."
+                f"default{did_you_mean(missing[0], known)}."
             )
 
     def reset_call(self, environment: Any, row: Mapping[str, Any]) -> Call:

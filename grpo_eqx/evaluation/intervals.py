@@ -51,7 +51,9 @@ def mean_share_of(shares: Float[np.ndarray, " N"], samples: int) -> Estimate:
 def _wilson(share: float, n: float | int) -> Estimate:
     center = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    return Estimate(share, max(0.0, center - half), min(1.0, center + half))
+    low, high = max(0.0, center - half), min(1.0, center + half)
+    # At the ends, they are exactly 0 and 1, which rounding misses.
+    return Estimate(share, low if share > 0 else 0.0, high if share < 1 else 1.0)
 
 
 def mean_of(values: Float[np.ndarray, " N"]) -> Estimate:

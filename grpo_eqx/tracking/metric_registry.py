@@ -110,15 +110,16 @@ _COMPLETIONS = (
     ),
     Metric(
         "tools/call_frequency", "calls",
-        "Calls of tools in a completion, on average; with `tools`.",
+        "Calls of tools, or steps of its environment, in a completion, on average.",
         "above 0",
     ),
     Metric(
         "tools/failure_frequency", "share",
-        "Share of the calls that raised, ran out of time, or named an unknown tool.",
+        "Share of the calls that raised, ran out of time, named an unknown tool, or had other "
+        "arguments than it has.",
         "falls",
     ),
-    Metric("tools/turns", "turns", "Turns of a completion that were answered, on average."),
+    Metric("tools/turns", "turns", "Turns of a completion whose calls were run, on average."),
     Metric(
         "tools/num_lost", "completions",
         "Completions whose environment failed, which the loss leaves out.",

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.common.errors import EXIT_INTERRUPTED
 from grpo_eqx.environments.chat_format import ChatFormat, Parsed
 from tests.environments.arithmetic import add, multiply
 from tests.environments.templates import FORGETS_CALLS, HERMES
@@ -114,3 +117,40 @@ def test_settings_of_tools_need_tools(
 ) -> None:
     with pytest.raises(UserError, match=said):
         GRPOTrainer(GRPOConfig(**settings, **changes))
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from grpo_eqx import GRPOConfig, GRPOTrainer, cli
+from grpo_eqx.environments import Environment, Step
+
+class Slow(Environment):
+    def reset(self, seed: int) -> str:
+        return "Guess."
+
+    def step(self, text: str) -> Step:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(60.0)
+        return Step(done=True)
+
+    def close(self) -> None:
+        print("closed", flush=True)
+
+def main(cfg: GRPOConfig) -> None:
+    GRPOTrainer(cfg, environment_factory=Slow).evaluate()
+
+if __name__ == "__main__":
+    cli.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_environments_are_closed_when_an_evaluation_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(INTERRUPTED)
+    flags = ["--eval-problems", "1", "--output-dir", "out", "--tool-timeout", "5"]
+    done = subprocess.run(
+        [sys.executable, "slow.py", *flags], cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == EXIT_INTERRUPTED, done.stderr
+    assert "closed" in done.stdout

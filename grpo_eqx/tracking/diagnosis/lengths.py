@@ -101,8 +101,9 @@ TRUNCATED = Rule(
     "(`completions/clipped_ratio`) over three steps; a quarter, where no completion has a reward. "
     "It was so from the start.",
     cause="The limit is shorter than the model's answers.",
-    advice="Raise max_completion_length, ask for shorter answers in the system_prompt, or leave "
-    "what is cut off out of the loss (mask_truncated_completions).",
+    advice="Raise max_completion_length, in which answers of tools and environments count, too; "
+    "ask for shorter answers in the system_prompt; or leave what is cut off out of the loss "
+    "(mask_truncated_completions).",
     look=truncated,
     steps=lambda history: history.window(_WINDOW),
 )

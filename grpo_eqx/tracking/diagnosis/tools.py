@@ -19,7 +19,7 @@ def never_called(history: History) -> Iterator[Seen]:
     count = history.window_of(_EVIDENCE, history.completions, _WINDOW)
     calls = history.last(_CALLS, count)
     if len(calls) == count and not any(calls):
-        yield Seen(f"No completion of {history.span(count)} called a tool.")
+        yield Seen(f"No completion of {history.span(count)} had a call that was run.")
 
 
 def calls_fail(history: History) -> Iterator[Seen]:
@@ -44,12 +44,13 @@ def slow(history: History) -> Iterator[Seen]:
 NEVER_CALLED = Rule(
     name="tools_never_called",
     metric=_CALLS,
-    symptom="No completion calls a tool (`tools/call_frequency`), over three steps and 256 "
-    "completions.",
-    cause="The model does not know the format of calls, or has no reason to call.",
+    symptom="No completion calls a tool, or ends a turn of its game (`tools/call_frequency`), over "
+    "three steps and 256 completions.",
+    cause="The model does not know the format of calls, or has no reason to call; or turns are cut "
+    "off before they end.",
     advice="Read a few completions: where they have no calls, ask for them in system_prompt, and "
     "begin with a model that was trained with tools; where they have, the chat template writes "
-    "calls in another format.",
+    "calls in another format; where they are cut off, raise max_completion_length.",
     look=never_called,
     steps=lambda history: history.window_of(_EVIDENCE, history.completions, _WINDOW),
 )
@@ -58,8 +59,8 @@ CALLS_FAIL = Rule(
     metric=_FAILED,
     symptom="Nine in ten calls fail (`tools/failure_frequency`) over three steps.",
     cause="A tool is broken, or the model calls it with wrong arguments.",
-    advice="Read the answers in the completions; tool_failures stop ends a run at the first call "
-    "that raises.",
+    advice="Read the answers in the completions; a warning has the first error of each tool, and "
+    "tool_failures stop ends a run at the first call that raises.",
     look=calls_fail,
     steps=lambda history: history.window(_WINDOW),
 )

@@ -165,7 +165,9 @@ def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
             for title, line_of in ((shown, _line), (f"{shown}, evaluations", _evaluation)):
                 chart = _Chart.of(name, title)
                 file = _unused(chart.file, taken)
-                chart = dataclasses.replace(chart, about="Logged by a callback.", file=file)
+                chart = dataclasses.replace(
+                    chart, about="Logged by a callback or a reward function.", file=file
+                )
                 for drawn in _plot(chart, groups, line_of):
                     taken.add(file)
                     yield drawn
