@@ -47,7 +47,7 @@ SIZES = {
     "prompts-per-step": 16, "num-generations": 2, "max-prompt-length": 96,
     "max-completion-length": 8, "eval-problems": 8,
 }  # fmt: skip
-_TRAINS = re.compile(r"(examples/gsm8k\.py|grpo-eqx (?:train|plan|compile))\b")
+_TRAINS = re.compile(r"(examples/\w+\.py|grpo-eqx (?:train|plan|compile))\b")
 _FOR_TPUS = re.compile(r"grpo-eqx plan .*--topology v\d", re.DOTALL)
 
 
