@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from grpo_eqx.common.errors import RunError, class_name, first_line
 from grpo_eqx.common.event_loop import GRACE
@@ -36,6 +37,8 @@ from grpo_eqx.generation.sampler import Responder
 from grpo_eqx.rewards.contract import joined_blocks, text_of
 from grpo_eqx.settings.config import GRPOConfig
 
+_IDS = "ids"
+"""Key of the tokens of an observation that is given as tokens."""
 _BETWEEN_EXCHANGES = 0.05
 """Seconds that a process waits for a reply of its own before it asks the others for theirs."""
 
@@ -78,6 +81,8 @@ class Dialogue:
     """Whether the environment's `step` takes each turn; otherwise calls in turns are answered."""
     messages: list[Message] = dataclasses.field(default_factory=list)
     """Messages of the completion, the model's and the answers."""
+    turn_ids: list[int] = dataclasses.field(default_factory=list)
+    """Tokens of the last turn."""
     num_read: int = 0
     """Tokens of the completion that `messages` hold."""
     num_turns: int = 0
@@ -105,7 +110,7 @@ class Dialogue:
     def read(self, trajectory: Trajectory, chat: ChatFormat) -> list[Message]:
         """Adds the turn that has just ended, and returns its calls."""
         before = [*trajectory.prompt_ids, *trajectory.ids[: self.num_read].tolist()]
-        ids = trajectory.ids[self.num_read :].tolist()
+        ids = self.turn_ids = trajectory.ids[self.num_read :].tolist()
         self.num_read = len(trajectory)
         self.is_open = not chat.ends(ids)
         if self.takes_turns:
@@ -130,7 +135,10 @@ class Dialogue:
         - `asked`: the calls that the model wrote.
         """
         if self.takes_turns:
-            return [Call(self.environment.step, {"text": self.messages[-1]["content"]})]
+            step = self.environment.step
+            turn = {"text": self.messages[-1]["content"], "ids": self.turn_ids}
+            names = inspect.signature(step).parameters
+            return [Call(step, {name: x for name, x in turn.items() if name in names})]
         return [_call(each, self.tools.get(each["name"])) for each in asked]
 
 
@@ -239,7 +247,9 @@ class Dialogues(Responder):
             self._lose(dialogue, "a call of", late[0])
         if not answers or dialogue.is_lost:
             return None
-        ids = self._chat.suffix_ids(answers, with_end=dialogue.is_open)
+        ids = answers[0].pop(_IDS, None)
+        if ids is None:
+            ids = self._chat.suffix_ids(answers, with_end=dialogue.is_open)
         dialogue.messages += answers
         dialogue.num_read += len(ids)
         return ids
@@ -275,7 +285,8 @@ class Dialogues(Responder):
         """Returns what an environment shows after a turn; nothing if the completion ends."""
         (outcome,) = turn.outcomes
         step, error = outcome.result, outcome.error
-        if error is None and (fault := _fault_of(step)) is not None:
+        tokenizer = self._chat.tokenizer.tokenizer
+        if error is None and (fault := _fault_of(step, len(tokenizer))) is not None:
             error = ReturnedError(fault)
         if error is not None:
             self._count_failure(dialogue, f"step of {class_name(dialogue.environment)}", error)
@@ -284,7 +295,11 @@ class Dialogues(Responder):
         dialogue.environment.total_reward += step.reward
         if step.done or dialogue.num_turns == self._limits.max_iterations:
             return []
-        return [{"role": "user", "content": self._cut(step.observation)}]
+        if isinstance(step.observation, str):
+            return [{"role": "user", "content": self._cut(step.observation)}]
+        parts = self._cut_ids([int(x) for x in step.observation])
+        text = "...".join(tokenizer.decode(part) for part in parts)
+        return [{"role": "user", "content": text, _IDS: [x for part in parts for x in part]}]
 
     def _count_failure(self, dialogue: Dialogue, caller: str, error: BaseException) -> None:
         """Counts a call that failed; raises `RunError` where failures stop the run."""
@@ -311,12 +326,16 @@ class Dialogues(Responder):
         tokenizer = self._chat.tokenizer.tokenizer
         if most is None or len(content.encode()) <= most:  # a token has a byte at least
             return content
-        ids = tokenizer(content, add_special_tokens=False)["input_ids"]
-        if len(ids) <= most:
-            return content
+        parts = self._cut_ids(tokenizer(content, add_special_tokens=False)["input_ids"])
+        return content if len(parts) == 1 else "...".join(map(tokenizer.decode, parts))
+
+    def _cut_ids(self, ids: list[int]) -> list[list[int]]:
+        """Cuts tokens to the limit; returns the two parts that are left, or all as one."""
+        most = self._limits.max_response_length
+        if most is None or len(ids) <= most:
+            return [ids]
         first = {"left": most, "middle": most // 2, "right": 0}[self._limits.truncate_side]
-        parts = [ids[:first], ids[len(ids) - (most - first) :]]
-        return "...".join(tokenizer.decode(part) for part in parts)
+        return [ids[:first], ids[len(ids) - (most - first) :]]
 
 
 class _Turn(NamedTuple):
@@ -331,18 +350,28 @@ class _MistakeError(ValueError):
     """A call of the model that no function can answer."""
 
 
-def _fault_of(step: object) -> str | None:
+def _fault_of(step: object, vocab_size: int) -> str | None:
     """Returns what `step` returned that it must not, with the fix; `None` where all is well."""
     if not isinstance(step, Step):
         return f"{brief(step)}: return a Step, as in Step(observation, reward, done)"
     if not (isinstance(step.reward, numbers.Real) and math.isfinite(step.reward)):
         return f"a Step with the reward {brief(step.reward)}: give a finite number"
-    if not (step.done or isinstance(step.observation, str)):
+    if not (step.done or isinstance(step.observation, str) or is_ids(step.observation, vocab_size)):
         return (
             f"a Step that is not done, with the observation {brief(step.observation)}: give the "
-            f"text that the model reads next, or done=True"
+            f"text or the tokens that the model reads next, or done=True"
         )
     return None
+
+
+def is_ids(value: object, vocab_size: int) -> bool:
+    """Returns whether a value is a list, or the like, of at least one of the tokenizer's ids."""
+    return (
+        isinstance(value, Sequence | np.ndarray)
+        and not isinstance(value, str | bytes)
+        and len(value) > 0
+        and all(isinstance(x, int | np.integer) and 0 <= x < vocab_size for x in value)
+    )
 
 
 def _call(call: Message, tool: Tool | None) -> Call:

@@ -52,6 +52,11 @@ class EnvironmentKind:
                 f"environment {self.cls.__name__} has no method reset: define one, which takes the "
                 f"columns of a row, as in def reset(self, **row)."
             )
+        if self.takes_turns and not {"text", "ids"} & {*inspect.signature(first.step).parameters}:
+            raise UserError(
+                f"environment {self.cls.__name__}: step has no argument text, nor ids: name it "
+                f"text to get a turn as text, or ids to get its tokens."
+            )
         if self.takes_turns and tools:
             raise UserError(
                 f"environment {self.cls.__name__} takes whole turns by step, and tools are passed: "

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_eqx.common.errors import RunError
@@ -12,7 +12,7 @@ from grpo_eqx.data.prompts import Conversation, Prompt
 from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.environments.calls import Outcome, failure_of
-from grpo_eqx.environments.dialogues import Dialogue
+from grpo_eqx.environments.dialogues import Dialogue, is_ids
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
 from grpo_eqx.rewards.contract import joined_blocks
 
@@ -64,12 +64,20 @@ def started(
     reset = environments.calls.result(environments.calls.together(calls))
     outcomes = {**made, **dict(zip(alive, reset, strict=True))}
     _check_failures([(with_kind[n], outcome) for n, outcome in outcomes.items()], fix)
-    changed = {
-        n: with_observation(problems[n], outcome.result, with_kind[n].cls.__name__)
-        for n, outcome in outcomes.items()
-        if outcome.error is None
-    }
-    ids = dict(zip(changed, _tokenized(tokenizer, changed, max_prompt_length), strict=True))
+    changed, ids = dict[int, Prompt](), dict[int, list[int]]()
+    for n, outcome in outcomes.items():
+        if outcome.error is None and is_ids(outcome.result, len(tokenizer.tokenizer)):
+            ids[n] = [int(x) for x in outcome.result]
+            changed[n] = dataclasses.replace(
+                problems[n], content=tokenizer.tokenizer.decode(ids[n])
+            )
+        elif outcome.error is None:
+            name = with_kind[n].cls.__name__
+            changed[n] = with_observation(problems[n], outcome.result, name)
+    texts = {n: prompt for n, prompt in changed.items() if n not in ids}
+    if texts:
+        ids |= zip(texts, tokenizer.encode_prompts(list(texts.values())), strict=True)
+    _check_lengths(ids.values(), max_prompt_length)
     starts = {}
     for group in groups:
         first = next((n for n in group if n in changed), None)
@@ -108,17 +116,14 @@ def _dialogue(
     return Dialogue(kind.tools_of(environment), environment, takes_turns=kind.takes_turns)
 
 
-def _tokenized(
-    tokenizer: ChatTokenizer, prompts: Mapping[int, Prompt], max_length: int
-) -> list[list[int]]:
-    ids = tokenizer.encode_prompts(list(prompts.values())) if prompts else []
+def _check_lengths(ids: Iterable[list[int]], max_length: int) -> None:
+    """Raises `RunError` for a prompt that is too long."""
     longest = max(map(len, ids), default=0)
     if longest > max_length:
         raise RunError(
             f"a prompt with what reset returned has {longest} tokens, and max_prompt_length is "
             f"{max_length}: raise it, or return less."
         )
-    return ids
 
 
 def _row(problem: Prompt, is_named: bool) -> dict[str, Any]:
@@ -147,8 +152,8 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
     if not isinstance(observed, str):
         raise RunError(
             f"reset of environment {name} returned {brief(observed)}: return a text, which is "
-            f"appended to the prompt, messages, which replace it, or, where data have a prompt, "
-            f"None."
+            f"appended to the prompt, messages or tokens, which replace it, or, where data have a "
+            f"prompt, None."
         )
     if not problem.content:
         return dataclasses.replace(problem, content=[{"role": "user", "content": observed}])

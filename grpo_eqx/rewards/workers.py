@@ -37,10 +37,10 @@ _T = TypeVar("_T")
 
 
 class WorkerKind(NamedTuple):
-    """What workers call: words of messages, and how results are read."""
+    """Kind of the functions that workers call: words for messages, and how results are read."""
 
     func: str
-    """What a function is called."""
+    """Name of the kind."""
     reader: str
     """Function of `contract` that reads in the worker what a function has returned."""
     workers: str

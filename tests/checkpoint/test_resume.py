@@ -333,6 +333,23 @@ def test_another_reward_function_is_refused_and_its_new_code_said() -> None:
     assert changed.refused(saved) == []
 
 
+class Quiz:
+    """Stands for a class of environments."""
+
+
+def test_other_tools_are_refused_and_their_new_code_said() -> None:
+    def facts(**tools: Callable[..., Any]) -> RunFacts:
+        return RunFacts.of(GRPOConfig().resolved(), {}, {}, {}, tools=tools)
+
+    saved = facts(search=spoil, Quiz=Quiz)
+    assert facts(search=spoil, Quiz=Quiz) == saved
+    with pytest.raises(UserError, match=r"tools: \['search', 'Quiz'\] -> \['look', 'Quiz'\]"):
+        facts(look=spoil, Quiz=Quiz).changes_since(saved, Path("step_1"))
+    changed = facts(search=distinct_words, Quiz=Prompt)
+    said = ["the files of search and Quiz have changed"]
+    assert changed.changes_since(saved, Path("step_1")) == said
+
+
 def spoil(checkpoint: Path) -> None:
     """Cuts the files of a checkpoint's arrays in half."""
     for file in checkpoint.glob("state/**/d/*"):

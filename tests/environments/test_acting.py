@@ -5,14 +5,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.common.errors import EXIT_INTERRUPTED
 from grpo_eqx.environments.chat_format import ChatFormat, Parsed
+from grpo_eqx.evaluation.subject import Subject
+from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 from tests.environments.arithmetic import add, multiply
 from tests.environments.templates import FORGETS_CALLS, HERMES
 from tests.tracking.test_metric_registry import OF_TOOLS
@@ -90,6 +94,23 @@ def test_calls_are_answered_and_rewards_see_whole_dialogues(
     for name in ("prefill", "decode", "extend"):  # of rollouts and of evaluations
         assert steps[-1][f"compile/num_shapes/{name}"] == 2
     assert "compile/num_shapes/generate" not in steps[-1]
+    run = RunFolder(settings["output_dir"])
+    assert json.loads(run.passed.read_text())["tools"] == f"multiply, add{PASSED}"
+    table = pq.read_table(settings["output_dir"] / "completions" / "step_000001.parquet")
+    (first,) = (line for line in steps if line["step"] == 1)
+    assert fmean(table["tools/calls"].to_pylist()) == first["tools/call_frequency"]
+    assert sum(table["tools/failures"].to_pylist()) == pytest.approx(
+        first["tools/failure_frequency"] * sum(table["tools/calls"].to_pylist())
+    )
+    for length, logps in zip(table["length"], table["token_logps"], strict=True):
+        assert np.isfinite(logps.as_py()).sum() == length.as_py()
+    with pytest.raises(UserError, match=r"had tools or environments \(multiply, add\), which this"):
+        Subject.find(str(settings["output_dir"])).check_single_turn()
+
+
+def test_an_answer_must_fit_into_a_completion(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="max_tool_response_length is 120 and max_completion_lengt"):
+        GRPOTrainer(GRPOConfig(**settings, max_tool_response_length=120), tools=[multiply])
 
 
 @pytest.mark.slow
@@ -109,6 +130,10 @@ def test_templates_without_tools_are_refused(settings: dict[str, Any]) -> None:
     ("changes", "said"),
     [
         ({"tool_timeout": 3.0}, "tool_timeout is 3.0, and no tools or environments are passed: it"),
+        (
+            {"tool_failures": "stop"},
+            "tool_failures is stop, and no tools or environments are passed",
+        ),
         ({"max_tool_calling_iterations": 2}, "max_tool_calling_iterations is 2, and no tools"),
     ],
 )

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from grpo_eqx.common.errors import RunError
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.environments import calls as calls_module
 from grpo_eqx.environments import dialogues as dialogues_module
 from grpo_eqx.environments.calls import Calls
 from grpo_eqx.environments.chat_format import ChatFormat
-from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
+from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits, is_ids
 from grpo_eqx.environments.environment import Environment, Step
+from grpo_eqx.environments.pool import Environments
+from grpo_eqx.environments.starts import started
 from grpo_eqx.environments.tools import make_tools
 from tests.environments.templates import HERMES, tokenizer_with
 
@@ -421,3 +424,41 @@ def test_what_nothing_answers_ends_at_once(calls: Calls) -> None:
     made = Dialogues({}, [0], CHAT, calls, ToolLimits())
     _, replies = speak(made, call("multiply", a=1, b=2))
     assert replies == [None]
+
+
+class Copier(Environment):
+    """Reads and writes tokens."""
+
+    def reset(self, **row: Any) -> list[int]:
+        return [5, 6, 7]
+
+    def step(self, ids: list[int]) -> Step:  # type: ignore[override]
+        return Step(np.array([*ids, *ids])) if len(ids) < 6 else Step(done=True)
+
+
+def test_an_environment_can_read_and_write_tokens(calls: Calls) -> None:
+    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False, has_users=True)
+    dialogue = Dialogue(environment=Copier(), takes_turns=True)
+    made = Dialogues({0: dialogue}, (), chat, calls, ToolLimits(max_response_length=3))
+    trajectory, (reply,) = speak(made, "5")
+    turn = trajectory.ids[: len(trajectory.ids) - len(reply)].tolist()
+    assert turn[-1] in chat.tokenizer.eos_ids
+    assert reply == [*turn, *turn][:1] + [*turn, *turn][-2:]
+    assert dialogue.num_read == len(trajectory.ids)
+    assert set(dialogue.messages[-1]) == {"role", "content"}
+
+
+def test_tokens_that_reset_returns_are_the_prompt() -> None:
+    environments, tokenizer = Environments(factory=Copier), tokenizer_with(HERMES)
+    problems = {0: Prompt("2 + 2?", {})}
+    start = started(environments, [[0]], problems, tokenizer, max_prompt_length=3)[0]
+    assert start.ids == [5, 6, 7]
+    assert start.content == tokenizer.tokenizer.decode([5, 6, 7])
+    with pytest.raises(RunError, match="has 3 tokens, and max_prompt_length is 2: raise it"):
+        started(environments, [[0]], problems, tokenizer, max_prompt_length=2)
+    environments.close()
+
+
+@pytest.mark.parametrize("value", [[], [-1], [10**9], [0.5], "5", b"5", None, [[1]]])
+def test_what_are_no_tokens(value: Any) -> None:
+    assert not is_ids(value, 448)

@@ -140,7 +140,10 @@ def test_an_environment_makes_prompts_and_takes_turns(settings: dict[str, Any]) 
 
     del settings["data"]
     cfg = GRPOConfig(**{**settings, "max_completion_length": 200, "stop_strings": ("e",)})
-    GRPOTrainer(cfg, environment_factory=Guess, reward_funcs=reward, eval_func=reward).fit()
+    trainer = GRPOTrainer(cfg, environment_factory=Guess, reward_funcs=reward, eval_func=reward)
+    trainer.fit()
+    assert all(0 < line["perf/slot_utilization"] <= 1 for line in steps_of(settings))
+    assert len(trainer.generate([{"seed": 3}])) == 1
     for seed, messages, total in seen:
         roles = [m["role"] for m in messages]
         assert roles == ["assistant", *["user", "assistant"] * (len(roles) // 2)]

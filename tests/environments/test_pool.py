@@ -154,6 +154,10 @@ def fails() -> None:
             type("Half", (Environment,), {"reset": fails}),
             "Half'> raised TypeError: .*: define step",
         ),
+        (
+            type("Bare", (Environment,), {"reset": fails, "step": lambda self, action: None}),
+            "environment Bare: step has no argument text, nor ids: name it",
+        ),
         (type("Idle", (), {"reset": fails}), "no public method besides reset that the model could"),
         (lambda: None, "returned None: return an environment"),
         (lambda: Counter, "return an environment"),

@@ -85,12 +85,12 @@ def test_answers_are_those_of_threads(module: ModuleType) -> None:
 
 
 def test_whatever_a_call_does_it_ends_in_time(module: ModuleType) -> None:
-    whats = ["hang in C", "crash", "leak", "call itself", *["text"] * 8]
+    actions = ["hang in C", "crash", "leak", "call itself", *["text"] * 8]
     workers = Environments([module.act], timeout=2.0, num_workers=2)
     try:
         workers.workers.start()
         start = time.monotonic()
-        hung, crashed, leaked, deep, *rest = called(workers, *({"what": x} for x in whats))
+        hung, crashed, leaked, deep, *rest = called(workers, *({"what": x} for x in actions))
         assert time.monotonic() - start < 10
     finally:
         workers.close()
@@ -125,5 +125,5 @@ def test_tools_that_cannot_be_in_workers_are_refused(module: ModuleType) -> None
 
     with pytest.raises(UserError, match=r"cannot import the tool here .* such as tools\.py beside"):
         Environments([here], num_workers=1)
-    with pytest.raises(UserError, match="no plain functions are passed as tools: it would do noth"):
+    with pytest.raises(UserError, match="no plain functions are passed as tools: it"):
         Environments([module.wait], num_workers=1)

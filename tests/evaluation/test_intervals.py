@@ -51,6 +51,7 @@ def test_shares_near_0_and_1_have_intervals_within_0_and_1() -> None:
     """Of 64 problems with four completions each, as those that decide problems alone have them."""
     none, one = np.zeros(64), np.where(np.arange(64) == 0, 0.25, 0.0)
     assert mean_share_of(none, 4) == share_of(solved(0, 64))
+    assert (mean_share_of(none, 4).low, mean_share_of(none + 1, 4).high) == (0.0, 1.0)
     assert mean_share_of(none + 1, 4) == share_of(solved(64, 64))
     assert mean_share_of(one, 4) == pytest.approx(share_of(solved(1, 256)), abs=1e-4)
     # Problems that are always or never solved: their completions count once.

@@ -50,7 +50,7 @@ SCRIPTS = {
         "pass a class, or a function, that needs no arguments"
     ),
     "class Shelf:\n    def __init__(self):\n        raise OSError('no disk')\n"
-    "trainer(environment_factory=Shelf)": "raised OSError: no disk: pass a class",
+    "trainer(environment_factory=Shelf)": "raised OSError: no disk (",
     "trainer(environment_factory=lambda: None)": "returned None: return an environment",
     f"{_SHELF}trainer(environment_factory=lambda: Shelf)": "return an environment",
     "class Shelf:\n    pass\ntrainer(environment_factory=Shelf)": (
@@ -97,8 +97,7 @@ SCRIPTS = {
     "trainer(tool_timeout=3.0)": "and no tools or environments are passed: it would do nothing",
     "trainer(tool_workers=2)": "no plain functions are passed as tools: it would do nothing",
     f"{_LOOK}trainer(tools=[look], tool_workers=2)": (
-        "another process cannot import the tool look, which is in the script that runs: with "
-        "tool_workers, define it at the top level of a module"
+        "with tool_workers, define it at the top level of a module that can be imported, such as"
     ),
     "trainer(tool_timeout=0)": "tool_timeout is 0: it must be above 0 and finite",
     "trainer(tool_failures='ignore')": "tool_failures is 'ignore': use answer or stop",

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from grpo_eqx.data.acted import Acted, ToolCounts
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
@@ -49,6 +50,21 @@ def rewards() -> Rewards:
 def columns(group: Group, rewards: Rewards) -> dict[str, list]:
     advantages = np.array([[0.7, -0.7]])
     return completion_columns(3, [Prompt("1 + 1?", {})], [["a", "a"]], [group], rewards, advantages)
+
+
+def test_calls_are_counted_and_tokens_of_others_have_no_log_prob(
+    group: Group, rewards: Rewards, tokenizer: ChatTokenizer
+) -> None:
+    counts = [ToolCounts(turns=2, calls=3, failures=1), ToolCounts(lost=1)]
+    acted = Acted(["1 + 1?"] * 2, [[]] * 2, [None] * 2, counts)
+    advantages = np.array([[0.7, -0.7]])
+    prompts = [Prompt("1 + 1?", {})]
+    table = completion_columns(3, prompts, [["a", "a"]], [group], rewards, advantages, acted)
+    assert (table["tools/turns"], table["tools/calls"]) == ([2, 0], [3, 0])
+    assert (table["tools/failures"], table["tools/lost"]) == ([1, 0], [False, True])
+    answered = group[1].extended(group[0].ids)
+    (logps,) = token_columns([[answered]], tokenizer)["token_logps"]
+    assert np.isnan(logps).tolist() == [False, False, True]
 
 
 def test_columns_have_an_entry_for_each_completion(group: Group, rewards: Rewards) -> None:

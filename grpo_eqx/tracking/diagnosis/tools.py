@@ -19,7 +19,7 @@ def never_called(history: History) -> Iterator[Seen]:
     count = history.window_of(_EVIDENCE, history.completions, _WINDOW)
     calls = history.last(_CALLS, count)
     if len(calls) == count and not any(calls):
-        yield Seen(f"No completion of {history.span(count)} had a call that was run.")
+        yield Seen(f"No completion of {history.span(count)} called a tool, or ended a turn.")
 
 
 def calls_fail(history: History) -> Iterator[Seen]:

@@ -120,7 +120,7 @@ CASES = [
         "tools_never_called",
         {"tools/call_frequency": 0.0},
         {"tools/call_frequency": alternating(0.0, 1 / 128, 3)},
-        "No completion of steps 1 to 3 called a tool.",
+        "No completion of steps 1 to 3 called a tool, or ended a turn.",
     ),
     Case(
         "tools_fail",
