@@ -27,9 +27,13 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def small(cfg: GRPOConfig) -> GRPOConfig:
+FROM_HUB = {"agents.md": str(ROOT / "examples" / "tiny_agent")}
+"""Models of pages in place of those of the hub, where the embedded one lacks something."""
+
+
+def small(cfg: GRPOConfig, page: str) -> GRPOConfig:
     """The same run with a step or two of few and short completions, and nothing from the hub."""
-    model = EMBEDDED_MODEL if "/" in str(cfg.model) else cfg.model
+    model = FROM_HUB.get(page, EMBEDDED_MODEL) if "/" in str(cfg.model) else cfg.model
     data = "word_problems" if "/" in str(cfg.data) else cfg.data
     steps = min(cfg.steps or 2, 2)
     every = None if cfg.eval_steps is None else 1
@@ -37,11 +41,11 @@ def small(cfg: GRPOConfig) -> GRPOConfig:
 
 
 @pytest.fixture(autouse=True)
-def _small_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init = GRPOTrainer.__init__
 
     def of_small_run(self: GRPOTrainer, cfg: GRPOConfig | None = None, **objects: Any) -> None:
-        init(self, small(cfg or GRPOConfig()), **objects)
+        init(self, small(cfg or GRPOConfig(), page.name), **objects)
 
     monkeypatch.setattr(GRPOTrainer, "__init__", of_small_run)
     monkeypatch.setattr(sys, "argv", ["script.py"])

@@ -24,8 +24,7 @@ def legend(*, colored: bool) -> Text:
     """Returns a line that explains the colors, or the digits."""
     if not colored:
         return Text(
-            "digits: tenths of a token's probability, when it was drawn; none: not the model's",
-            "dim",
+            "digits: tenths of a token's probability when it was drawn; none: it was not", "dim"
         )
     shown = Text().append("probability of a token: ", "dim")
     for _, words, style in _LEVELS:

@@ -345,7 +345,7 @@ def test_other_tools_are_refused_and_their_new_code_said() -> None:
     assert facts(search=spoil, Quiz=Quiz) == saved
     with pytest.raises(UserError, match=r"tools: \['search', 'Quiz'\] -> \['look', 'Quiz'\]"):
         facts(look=spoil, Quiz=Quiz).changes_since(saved, Path("step_1"))
-    changed = facts(search=distinct_words, Quiz=Prompt)
+    changed = facts(search=gsm8k.correct, Quiz=GRPOConfig)
     said = ["the files of search and Quiz have changed"]
     assert changed.changes_since(saved, Path("step_1")) == said
 

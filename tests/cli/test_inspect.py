@@ -134,7 +134,9 @@ def test_one_prompt_is_side_by_side_over_steps(inspect: Inspect, prompt: str) ->
 def test_log_probs_are_digits_below_tokens_in_a_pipe(inspect: Inspect) -> None:
     lines = inspect("--best", "1", "--logps").out.splitlines()
     assert lines[-5:-2] == ["    row 0", "    9  0", ""]
-    assert lines[-2] == "digits: tenths of a token's probability, when it was drawn"
+    assert (
+        lines[-2] == "digits: tenths of a token's probability when it was drawn; none: it was not"
+    )
 
 
 def test_log_probs_are_colors_on_a_terminal(

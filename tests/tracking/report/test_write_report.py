@@ -79,8 +79,8 @@ def test_what_callbacks_logged_is_plotted(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report(tmp_path, run)
     assert '<figure id="plot-price_in__">' in page
-    assert "Logged by a callback. 0.5 after step 2." in page
-    assert "Logged by a callback. 0.75 after step 3." in page
+    assert "Logged by a callback or a reward function. 0.5 after step 2." in page
+    assert "Logged by a callback or a reward function. 0.75 after step 3." in page
 
 
 def test_metrics_that_differ_in_punctuation_have_pictures_of_their_own(tmp_path: Path) -> None:
