@@ -58,9 +58,6 @@ class ToolWorkers:
         for pool in self._pools:
             self._free.put(pool)
 
-    def __len__(self) -> int:
-        return len(self._pools)
-
     def start(self) -> None:
         """Starts all workers.
 
@@ -68,6 +65,8 @@ class ToolWorkers:
         start.
         """
         for pool in self._pools:
+            pool.begin()
+        for pool in self._pools:  # which start beside each other
             pool.start()
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:

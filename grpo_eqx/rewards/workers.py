@@ -177,11 +177,12 @@ class WorkerPool:
 
     def start(self) -> None:
         """Starts all workers, and waits until they are ready."""
-        self._fill()
+        self.begin()
         while not all(worker.ready for worker in self._workers):
             self._settled(lambda _: None, math.inf)
 
-    def _fill(self) -> None:
+    def begin(self) -> None:
+        """Starts the workers that are missing, and does not wait until they are ready."""
         while len(self._workers) < self.count:
             self._workers.append(_Worker(self._setup, self._kind))
 
@@ -207,7 +208,7 @@ class WorkerPool:
             elif waiting:
                 index = waiting.popleft()
                 worker.give(name, index, arguments(index), timeout)
-        self._fill()
+        self.begin()
 
     def _settled(self, read: Callable[[Any], _T | Failure], end: float) -> dict[int, _T | Failure]:
         """Waits for an event; returns the results that it settles, by the number of the call."""
