@@ -102,8 +102,8 @@ def joined_blocks(value: object) -> object:
 def text_of(error: BaseException) -> str:
     """Returns the text of an error, whose class may fail to give one."""
     try:
-        return str(error)
-    except Exception:
+        return str.__str__(str(error))  # a plain str, even for a subclass
+    except BaseException:
         return first_line(error)
 
 
