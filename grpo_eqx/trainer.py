@@ -33,8 +33,9 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.environments.acting import make_acting
+from grpo_eqx.environments.acting import ActingSampler, make_acting
 from grpo_eqx.environments.pool import Environments, Factory
+from grpo_eqx.environments.rollout_func import RolloutFunc
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
@@ -66,6 +67,7 @@ from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
+from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.rewards.signatures import check_signatures
 from grpo_eqx.rollout.collector import RolloutCollector
 from grpo_eqx.rollout.rollout import Rollout
@@ -148,6 +150,7 @@ class GRPOTrainer:
         loss_backend: LossBackend | None = None,
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Factory | Mapping[str, Factory] | None = None,
+        rollout_func: RolloutFunc | None = None,
         trackers: Sequence[Tracker] = (),
         callbacks: Sequence[Callback] = (),
         args: GRPOConfig | None = None,
@@ -177,6 +180,8 @@ class GRPOTrainer:
           its public methods are tools, or it is an `Environment`. Or several by name, of which each
           problem names one in a column `environment`. Without data, `reset(seed=...)` makes the
           prompt of each problem.
+        - `rollout_func`: makes the completions of a step in place of the trainer, which generates
+          for it: see `grpo_eqx.environments.RolloutFunc`.
         - `trackers`: destinations of metrics besides the run folder.
         - `callbacks`: objects that are told of the run's events, and may end it.
         - `args`, `train_dataset`, `eval_dataset`, `processing_class`: TRL's names of `cfg`,
@@ -210,7 +215,8 @@ class GRPOTrainer:
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
             tools=self._environments.schemas,
-            changes_prompts=bool(self._environments.kinds),
+            rollout_func=rollout_func,
+            changes_prompts=bool(self._environments.kinds) or rollout_func is not None,
         )
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
@@ -234,9 +240,14 @@ class GRPOTrainer:
         if eval_func is gsm8k.correct:
             eval_func = self._environments.own_score or eval_func
         scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics))
-        check_same_code({**self.rewards.funcs, **scorer.funcs, **self._environments.code})
+        self._code = self._environments.code  # of what acts in completions
+        if rollout_func is not None:
+            self._code = {**self._code, func_name(rollout_func): rollout_func}
+        check_same_code({**self.rewards.funcs, **scorer.funcs, **self._code})
         replaced = passed.described()
         replaced |= self._environments.described()
+        if rollout_func is not None:
+            replaced["rollout_func"] = func_name(rollout_func)
         if reward_funcs is not None:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
@@ -283,7 +294,9 @@ class GRPOTrainer:
             self.programs.scorer, self.programs.updater, self.programs.rollout_rows,
             self.programs.update_rows, cfg, self._run.passes,
         )  # fmt: skip
-        self._acting = make_acting(self.sampler, self._environments, self.tokenizer, cfg)
+        self._acting = make_acting(
+            self.sampler, self._environments, self.tokenizer, cfg, passed.rollout_func
+        )
         self._step_metrics = StepMetrics(
             cfg, self.sampler, self._learner, self.programs.compiler.num_shapes, rate
         )
@@ -327,10 +340,12 @@ class GRPOTrainer:
         for each in (problems[0], self.heldout.prompts[0]):
             self._environments.check_columns(each.columns)
         acts, workers = bool(self._environments.kinds), self.cfg.reward_workers
-        check_signatures(
-            funcs, problems[0].columns, environments=acts, workers=workers, in_training=True
-        )
-        scorer.check_signatures(self.heldout.prompts[0].columns, environments=acts)
+        # What a function adds to the columns is not known before it is called.
+        if self._run.passed.rollout_func is None:
+            check_signatures(
+                funcs, problems[0].columns, environments=acts, workers=workers, in_training=True
+            )
+            scorer.check_signatures(self.heldout.prompts[0].columns, environments=acts)
 
     @explains_lost_hosts
     @explains_out_of_memory
@@ -648,7 +663,7 @@ class GRPOTrainer:
     def _facts(self, cfg: GRPOConfig) -> RunFacts:
         return RunFacts.of(
             cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs,
-            self.tokenizer.template.time, self._environments.code,
+            self.tokenizer.template.time, self._code,
         )  # fmt: skip
 
     def _saved_shapes(self) -> TrainState:
@@ -682,7 +697,7 @@ class GRPOTrainer:
 
         Where environments decide, it is that of the prompt that was tried.
         """
-        if self._acting is not None and self._acting.width_of_trial is not None:
+        if isinstance(self._acting, ActingSampler) and self._acting.width_of_trial is not None:
             return [self._acting.width_of_trial]
         width = self.prompts.width(self.prompts.indices(next_batch))
         return sorted(self.prompts.widths, key=lambda x: x != width)
@@ -695,6 +710,8 @@ class GRPOTrainer:
         if self._acting is None:
             self.rewards.try_out(problem, text, ids)
             return
+        if not isinstance(self._acting, ActingSampler):
+            return  # what they get is not known before the function is called
         with self._acting.trial(problem) as start:
             messages = [{"role": "assistant", "content": text}]
             acted = Acted([start.content], [messages], [start.dialogue.environment], [ToolCounts()])

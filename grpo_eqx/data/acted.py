@@ -28,14 +28,16 @@ class Acted:
 
     prompts: Sequence[str | Conversation]
     """Content of each completion's prompt, with what its environment added."""
-    messages: Sequence[Conversation]
-    """Messages of each completion, all of those after the prompt."""
+    messages: Sequence[str | Conversation]
+    """Messages of each completion, all of those after the prompt; or its text."""
     environments: Sequence[Any]
     """Environment of each completion; `None` where it has none, or another process has it."""
     each: Sequence[ToolCounts]
     """Calls in each completion."""
     waited: float = 0.0
     """Seconds in which none decoded, because all waited for calls."""
+    columns: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    """Further arguments of reward functions by name, each with a value for every completion."""
 
     @property
     def lost(self) -> list[bool]:
@@ -55,6 +57,7 @@ class Acted:
             [self.messages[n] for n in own],
             [self.environments[n] for n in own],
             [self.each[n] for n in own],
+            columns={name: [values[n] for n in own] for name, values in self.columns.items()},
         )
 
     def joined(self, other: "Acted") -> "Acted":
@@ -65,11 +68,21 @@ class Acted:
             [*self.environments, *other.environments],
             [*self.each, *other.each],
             self.waited + other.waited,
+            {
+                name: [
+                    x
+                    for acted in (self, other)
+                    for x in acted.columns.get(name, [None] * len(acted.each))
+                ]
+                for name in {**self.columns, **other.columns}
+            },
         )
 
 
-def as_text(messages: Conversation) -> str:
+def as_text(messages: str | Conversation) -> str:
     """Returns a dialogue as text to be read, with calls and answers in brackets."""
+    if isinstance(messages, str):
+        return messages
     parts = []
     for message in messages:
         content = str(message["content"]).strip()

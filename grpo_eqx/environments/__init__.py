@@ -2,3 +2,5 @@
 
 from grpo_eqx.environments.environment import Environment as Environment
 from grpo_eqx.environments.environment import Step as Step
+from grpo_eqx.environments.rollout_func import RolloutFunc as RolloutFunc
+from grpo_eqx.environments.rollout_func import RolloutTrainer as RolloutTrainer

@@ -20,6 +20,7 @@ from grpo_eqx.distributed.exchange import gather_json, own_share, raise_on_all_h
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.dialogues import Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
+from grpo_eqx.environments.rollout_func import FunctionSampler, RolloutFunc
 from grpo_eqx.environments.starts import Start, started, with_one_prompt
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler
 from grpo_eqx.generation.sampling import Sampling
@@ -165,20 +166,29 @@ class ActingSampler(Sampler):
 
 
 def make_acting(
-    sampler: Sampler, environments: Environments, tokenizer: ChatTokenizer, cfg: GRPOConfig
-) -> ActingSampler | None:
+    sampler: Sampler,
+    environments: Environments,
+    tokenizer: ChatTokenizer,
+    cfg: GRPOConfig,
+    rollout_func: RolloutFunc | None = None,
+) -> ActingSampler | FunctionSampler | None:
     """Returns the sampler of a run whose completions act; `None` where they do not.
 
     Raises `UserError` for settings that would do nothing, and for tools in a run that cannot have
     them.
     """
     limits = ToolLimits.of(cfg)
+    if environments and rollout_func is not None:
+        raise UserError(
+            "rollout_func is passed, and so are tools or environments, which it would have to "
+            "call: pass one of them."
+        )
+    if (environments or rollout_func is not None) and cfg.router_replay:
+        raise UserError(
+            "router_replay is set, and tools, environments or a rollout_func are passed, whose "
+            "tokens have no recorded experts: leave it off."
+        )
     if environments:
-        if cfg.router_replay:
-            raise UserError(
-                "router_replay is set, and tools or environments are passed, whose answers have no "
-                "recorded experts: leave it off."
-            )
         assert cfg.max_completion_length is not None  # resolved
         if (limits.max_response_length or 0) >= cfg.max_completion_length:
             raise UserError(
@@ -202,6 +212,8 @@ def make_acting(
             f"{name} is {getattr(cfg, name)}, and no tools or environments are passed: it would do "
             f"nothing; pass tools or environment_factory to GRPOTrainer, or leave it unset."
         )
+    if rollout_func is not None:
+        return FunctionSampler(rollout_func, sampler, tokenizer, cfg)
     return None
 
 

@@ -59,7 +59,8 @@ class Samples:
         environments, contents = None, [row.content for row in rows]
         if acted is not None:
             contents = list(acted.prompts)
-            answers = [list(own) for own in acted.messages]
+            answers = [own if isinstance(own, str) else list(own) for own in acted.messages]
+            columns |= {name: list(values) for name, values in acted.columns.items()}
             if any(each is not None for each in acted.environments):
                 environments = list(acted.environments)
         log = Log() if log is None else log

@@ -361,7 +361,7 @@ def _weighted_sum(
     return np.where(np.isnan(each).all(axis=0), np.nan, weighted)
 
 
-def func_name(func: RewardFunc) -> str:
+def func_name(func: Callable[..., Any]) -> str:
     """Returns the name that a function's rewards are logged under."""
     while isinstance(func, functools.partial):
         func = func.func

@@ -2,13 +2,14 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optax
 
 from grpo_eqx.common.errors import UserError, listed
+from grpo_eqx.common.plain_data import brief
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.tokenizer import ChatTokenizer, Tools
 from grpo_eqx.loss_backends import LossBackend
@@ -32,8 +33,11 @@ class Passed:
     loss_backend: LossBackend | None = None
     tools: Tools = dataclasses.field(default_factory=dict)
     """Schemas of functions that the model can call, by the environment of a problem."""
+    rollout_func: Callable[..., Any] | None = None
+    """Function that makes completions."""
     changes_prompts: bool = False
-    """Whether environments change prompts, which may then have up to `max_prompt_length` tokens."""
+    """Whether environments, or the function, change prompts, which may then have up to
+    `max_prompt_length` tokens."""
 
     def __post_init__(self) -> None:
         """Raises `UserError` for a model, optimizer or strategy that no run could use.
@@ -50,13 +54,19 @@ class Passed:
         check_method("loss backend", self.loss_backend, LossBackend, "token_stats")
         if self.model is not None and self.tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
+        if self.rollout_func is not None and not callable(self.rollout_func):
+            raise UserError(
+                f"rollout_func is {brief(self.rollout_func)}: pass a function of the prompts and "
+                f"the trainer."
+            )
 
     def described(self) -> dict[str, str]:
         """Returns the kinds of the objects, by the settings that they replace."""
         objects = {
             "data" if field.name == "train_data" else field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("tokenizer", "tools", "changes_prompts")  # no settings
+            if field.name
+            not in ("tokenizer", "tools", "rollout_func", "changes_prompts")  # no settings
         }
         return {
             setting: type(x).__name__

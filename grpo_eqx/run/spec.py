@@ -106,7 +106,14 @@ class RunSpec:
         # Agreed on once: all processes must choose the same layouts, and plan on their own.
         memory = least(device_bytes(mesh)) if jax.process_count() > 1 else None
         cfg = cfg.for_problems(len(inputs.train))
-        return cls(cfg, model, lengths, passed, memory, acts=bool(passed.tools)), inputs
+        return cls(
+            cfg,
+            model,
+            lengths,
+            passed,
+            memory,
+            acts=bool(passed.tools) or passed.rollout_func is not None,
+        ), inputs
 
     @property
     def passes(self) -> Passes:

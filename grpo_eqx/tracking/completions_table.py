@@ -66,7 +66,7 @@ def completion_columns(
         "advantage": advantages.reshape(-1).tolist(),
         "length": [int(each.written.sum()) for each in completions],
         "truncated": [not each.is_finished for each in completions],
-        **({} if acted is None else _calls_of(acted)),
+        **({} if acted is None or not acted.counts.completions else _calls_of(acted)),
         **({} if rewards.logged is None else rewards.logged.table()),
     }
 

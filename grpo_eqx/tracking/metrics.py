@@ -92,9 +92,8 @@ def failure_metrics(rewards: Rewards) -> dict[str, float]:
 
 def tool_metrics(acted: Acted | None) -> dict[str, float]:
     """Returns how often completions call tools, and how often calls fail, under TRL's names."""
-    if acted is None:
+    if acted is None or not (counts := acted.counts).completions:
         return {}
-    counts = acted.counts
     return {
         "tools/call_frequency": counts.calls / counts.completions,
         "tools/failure_frequency": counts.failures / max(counts.calls, 1),

@@ -94,6 +94,10 @@ SCRIPTS = {
     f"{_LOOK}trainer(tools=[look], train_data=[{{'prompt': '1 + 1 ='}}] * 40)": (
         "tools or environments are passed, and the problems are texts that the model continues"
     ),
+    f"{_LOOK}trainer(tools=[look], rollout_func=lambda prompts, trainer: {{}})": (
+        "rollout_func is passed, and so are tools or environments, which it would have to call"
+    ),
+    "trainer(rollout_func='mine')": "rollout_func is 'mine': pass a function of the prompts and",
     "trainer(tool_timeout=3.0)": "and no tools or environments are passed: it would do nothing",
     "trainer(tool_workers=2)": "no plain functions are passed as tools: it would do nothing",
     f"{_LOOK}trainer(tools=[look], tool_workers=2)": (

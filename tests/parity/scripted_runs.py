@@ -13,6 +13,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.environments.rollout_func import FunctionSampler
 from grpo_eqx.generation import LocalSampler
 from grpo_eqx.generation.sampler import Sampled
 from grpo_eqx.generation.session import Session
@@ -102,7 +103,8 @@ class _Seen:
         if len(rows) == self._case.size:
             self.notes.append(sorted(rows, key=lambda row: json.dumps(row, sort_keys=True)))
             self.environments.append(set(map(id, environments or ())))
-        return [len(messages) / 4 for messages in completions]
+        bonus = columns.get("bonus", [0.0] * len(rows))
+        return [len(own) / 4 + more for own, more in zip(completions, bonus, strict=True)]
 
 
 class _Turns:
@@ -180,7 +182,7 @@ def run_ours(case: Case, model: Path, template: str, folder: Path) -> Run:
     tokenizer = ChatTokenizer.from_pretrained(model).tokenizer
     tokenizer.chat_template = template
     completions: list[list[Completion]] = []
-    layout, result, seen = LocalSampler.layout, Session.result, _Seen(case)
+    layout, seen = LocalSampler.layout, _Seen(case)
 
     def turns_of(ids: list[int], number: int) -> _Turns:
         return _Turns(tokenizer, case.script(tokenizer.decode(ids), number))
@@ -188,15 +190,18 @@ def run_ours(case: Case, model: Path, template: str, folder: Path) -> Run:
     def turns(sampler: LocalSampler, *batch: int) -> TurnPrograms:
         return _ScriptedPrograms(layout(sampler, *batch), batch, turns_of)  # type: ignore[arg-type]
 
-    def noted(session: Session) -> Sampled:
-        sampled = result(session)
-        completions.append(
-            sorted(
-                Completion(list(x.prompt_ids), x.ids.tolist(), x.written.tolist())
-                for x in sampled.trajectories
+    def noting(result: Callable[..., Sampled]) -> Callable[..., Sampled]:
+        def noted(*arguments: Any) -> Sampled:
+            sampled = result(*arguments)
+            completions.append(
+                sorted(
+                    Completion(list(x.prompt_ids), x.ids.tolist(), x.written.tolist())
+                    for x in sampled.trajectories
+                )
             )
-        )
-        return sampled
+            return sampled
+
+        return noted
 
     cfg = GRPOConfig(
         steps=case.steps, prompts_per_step=case.prompts, num_generations=case.group,
@@ -206,7 +211,8 @@ def run_ours(case: Case, model: Path, template: str, folder: Path) -> Run:
     rows = None if case.rows is None else [dict(row) for row in case.rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalSampler, "turns", turns)
-        patch.setattr(Session, "result", noted)
+        patch.setattr(Session, "result", noting(Session.result))
+        patch.setattr(FunctionSampler, "_completed", noting(FunctionSampler._completed))
         GRPOTrainer(
             cfg, model=model, tokenizer=ChatTokenizer(tokenizer), train_data=rows, eval_data=rows,
             mesh=_OneDevice(), reward_funcs=None if case.noted is None else [seen], **case.passed,

@@ -50,7 +50,6 @@ DIFFERS = {
     "test_add_response_schema_vlm": "models that see images are not supported",
     "answers and observations with images": "models that see images are not supported",
     "async tools after plain ones, in one turn": "answers have the order of the calls, always",
-    "rollout_func": "the trainer samples by itself",
 }
 """TRL's tests, and what it says of itself, that do not pass here, and why. Its tests of formats
 (schemas, which templates have tools or keep their prefix, what is read of a response) are in
@@ -86,7 +85,7 @@ def both(
         assert len(ours.completions) == case.steps
         assert ours.notes == theirs.notes
         for own, other in zip(ours.metrics, theirs.metrics, strict=True):
-            names = {*LIKE_TRL, *(name for name in other if name.startswith("rewards/"))}
+            names = {name for name in other if name in LIKE_TRL or name.startswith("rewards/")}
             expected = {name: other[name] for name in names}
             assert {name: own[name] for name in names} == pytest.approx(expected, 1e-3, 1e-5)
         return ours, theirs
@@ -350,6 +349,40 @@ def test_several_environments(
         ("tally", "Tally"), ("again", "Tally"), ("echo", "Echo"),
     }  # fmt: skip
     assert ours.metrics[0]["tools/failure_frequency"] == 0.5
+
+
+def asks_itself(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Makes completions of two turns, with a question between them."""
+    made: dict[str, list[Any]] = {
+        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "bonus")
+    }
+
+    def ids(text: str) -> list[int]:
+        return list(trainer.processing_class(text, add_special_tokens=False)["input_ids"])
+
+    for n, prompt in enumerate(prompts):
+        m = n % trainer.num_generations
+        turns = ids(f"It is {m}.<|im_end|>"), ids(" Sure? "), ids("Yes" * m + "<|im_end|>")
+        made["prompt_ids"].append(ids(prompt[0]["content"] + "\n"))
+        made["completion_ids"].append([x for turn in turns for x in turn])
+        made["env_mask"].append([x for turn, x in zip(turns, (1, 0, 1), strict=True) for _ in turn])
+        made["logprobs"].append([-1.0 * x for x in made["env_mask"][-1]])
+        made["bonus"].append(m / 2 + len(prompt[0]["content"]))
+    return made
+
+
+@pytest.mark.slow
+def test_completions_of_a_function(both: Callable[[Case], tuple[Run, Run]]) -> None:
+    """It gets the prompt of each completion; what else it returns replaces a column of the data."""
+    case = Case(
+        script=lambda prompt, n: ["Not written."],
+        rows=[{"prompt": user("Now."), "bonus": 9}, {"prompt": user("And now."), "bonus": 9}],
+        group=3, steps=2, passed={"rollout_func": asks_itself},
+    )  # fmt: skip
+    ours, _ = both(case)
+    assert {note["bonus"] for note in ours.notes[0]} == {4.0, 4.5, 5.0, 8.0, 8.5, 9.0}
+    assert ours.metrics[0]["grad_norm"] > 0
+    assert any(not all(own.is_learned) for own in ours.completions[0])
 
 
 class NoReset:

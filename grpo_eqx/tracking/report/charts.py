@@ -67,6 +67,13 @@ _LENGTH = (
     _Chart.of("completions/mean_length", "Completion length", from_zero=True),
     _Chart.of("completions/clipped_ratio", "Truncated completions", from_zero=True),
 )
+_TOOLS = (
+    _Chart.of("tools/turns", "Turns", from_zero=True),
+    _Chart.of("tools/call_frequency", "Calls", from_zero=True),
+    _Chart.of("tools/failure_frequency", "Calls that failed", from_zero=True),
+    _Chart.of("time/tools/call_s", "Time of a call", from_zero=True),
+    _Chart.of("time/tools/wait_s", "Time without decoding", from_zero=True),
+)
 _POLICY = (
     _Chart.of("entropy", "Entropy", from_zero=True),
     _Chart.of("kl", "KL to the reference", from_zero=True),
@@ -85,6 +92,7 @@ def draw_sections(groups: Sequence[Group]) -> dict[str, list[Plot]]:
     return {
         "learning": [*_rewards(groups), *_evaluations(groups), *_of_callbacks(groups)],
         "length": [plot for chart in _LENGTH for plot in _plot(chart, groups)],
+        "tools": [plot for chart in _TOOLS for plot in _plot(chart, groups)],
         "policy": [plot for chart in _POLICY for plot in _plot(chart, groups)],
         "time": list(_times(groups)),
         "memory": list(_memory(groups)),

@@ -25,6 +25,7 @@ _SECTIONS: Mapping[str, tuple[str, str]] = {
         "Is it learning, and does that hold on problems it does not train on?",
     ),
     "length": ("Length and truncation", "Do completions end by themselves?"),
+    "tools": ("Tools and environments", "Are they called, and at what cost?"),
     "policy": ("The policy", "Does it stay in the range where its updates can be trusted?"),
     "time": ("Step time", "Where does the time go?"),
     "memory": ("Memory", "How much of the devices is used, and what was planned?"),
