@@ -98,6 +98,8 @@ from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
 
 _TRACK = functools.partial(track_on_terminal, description="completing prompts")
+_FEWEST_PROMPTS = 8
+"""Prompts for which `generate` compiles programs at least."""
 
 
 def _say(text: str) -> None:
@@ -239,7 +241,8 @@ class GRPOTrainer:
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs, own_rewards))
         if eval_func is gsm8k.correct:
             eval_func = self._environments.own_score or eval_func
-        scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics))
+        games = self._environments.game_rewards
+        scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics, games))
         self._code = self._environments.code  # of what acts in completions
         if rollout_func is not None:
             self._code = {**self._code, func_name(rollout_func): rollout_func}
@@ -248,9 +251,11 @@ class GRPOTrainer:
         replaced |= self._environments.described()
         if rollout_func is not None:
             replaced["rollout_func"] = func_name(rollout_func)
-        if reward_funcs is not None:
+        if reward_funcs is not None or own_rewards:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
+        if isinstance(train_data, Seeds):
+            self._passed["data"] = "prompts of the environment"
         self._load_inputs(passed, scorer)
         self._load_model(scorer, cache)
         self.trackers = trackers
@@ -379,7 +384,8 @@ class GRPOTrainer:
             raise_on_all_hosts(lambda: folder.check_start(continued=continued))
             with self.rewards, self._acting or contextlib.nullcontext():
                 if (self.state.step if found is None else found.steps[0]) < cfg.steps:
-                    with self._stages.lasting("trying the reward functions on one completion"):
+                    tried = "environment and rewards" if self._environments.kinds else "rewards"
+                    with self._stages.lasting(f"trying {tried} on one completion"):
                         raise_on_all_hosts(self._try_rewards)
                 elsewhere = isinstance(resume_from_checkpoint, str | Path)
                 recorded = checkpoints.cfg if elsewhere else cfg  # which says where it began
@@ -540,13 +546,16 @@ class GRPOTrainer:
         if not tokens:
             return []
         for problem in problems:
-            self._environments.check_columns(problem.columns)
+            self._environments.check_columns(problem.columns, "give rows, as in [{'seed': 7}]")
         with self._watchdog, self._acting or contextlib.nullcontext():
             sampler = self._acting or self.sampler
             sampler.set_weights(self.state.model, self.state.step)
             parts = completed(
                 sampler, problems, tokens, Draws(float(temperature)),
-                batch_size=evaluation_rows(len(tokens), 1, self.mesh.size),
+                # Few sizes, as each compiles programs of its own.
+                batch_size=evaluation_rows(
+                    max(_FEWEST_PROMPTS, 1 << (len(tokens) - 1).bit_length()), 1, self.mesh.size
+                ),
                 max_prompt_length=self.cfg.max_prompt_length, track=_TRACK,
             )  # fmt: skip
             ids, texts = list[list[int]](), list[str]()

@@ -437,6 +437,9 @@ def test_generate_returns_text(run: tuple[GRPOTrainer, Path]) -> None:
     trainer, _ = run
     texts = trainer.generate(["Tom has 3 apples and eats 1. How many are left?", "Hi"])
     assert len(texts) == 2
+    shapes = trainer.programs.compiler.num_shapes["generate"]
+    assert len(trainer.generate(["Hi"] * 5)) == 5
+    assert trainer.programs.compiler.num_shapes["generate"] == shapes  # for up to eight
     assert all(isinstance(text, str) and "<|" not in text for text in texts)
     assert trainer.generate([]) == []
     with pytest.raises(UserError, match=r"has 10.* tokens, and max_prompt_length is 1024"):

@@ -22,6 +22,7 @@ from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.run_names import MAY_CHANGE
 from grpo_eqx.tracking.run_folder import RunFolder
 
+_TRAINING = "the training problems"
 _HELDOUT = "the held-out problems"
 """These decide nothing about training."""
 _COMPUTING = ("jax", "jaxlib", "equinox", "optax")
@@ -152,7 +153,8 @@ class RunFacts:
         return refused + [
             f"{name} are others" if name.endswith("s") else f"{name} is another"
             for name in inputs
-            if name != _HELDOUT
+            # Problems, as they are tokenized, describe the tools.
+            if name != _HELDOUT and not (name == _TRAINING and "tools" in others)
         ]
 
     @staticmethod

@@ -59,6 +59,10 @@ class PromptSource(abc.ABC):
         """Returns problem `index`, for `0 <= index < len(self)`; raises `IndexError` outside."""
 
 
+SEED = "seed"
+"""Column of `Seeds`."""
+
+
 @dataclasses.dataclass(eq=False)
 class Seeds(PromptSource):
     """Problems without a text, numbered in a column `seed`: environments make their prompts."""
@@ -72,7 +76,7 @@ class Seeds(PromptSource):
     def __getitem__(self, index: int) -> Prompt:
         if not 0 <= index < self.count:
             raise IndexError(index)
-        return Prompt("", {"seed": index})
+        return Prompt("", {SEED: index})
 
 
 @dataclasses.dataclass(eq=False)

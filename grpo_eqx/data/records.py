@@ -188,7 +188,7 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
     if isinstance(content, str):
         text = content
     elif column == PROMPT and isinstance(content, Sequence) and content:
-        text = _last_of_user(where, content)
+        text = last_of_user(where, content)
     else:
         raise UserError(f"{where}: {column} is {brief(content)}: {_wanted(column, content)}.")
     if _is_text_of_messages(text):
@@ -224,10 +224,10 @@ def _wanted(column: str, content: Any) -> str:
     return "it must be non-empty text" + (", or a list of messages" if column == PROMPT else "")
 
 
-def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
+def last_of_user(where: str, conversation: Sequence[Any]) -> str:
     """Returns the text that the model answers; rejects messages that no template expects."""
     for message in conversation:
-        if not _is_message(message):
+        if not is_message(message):
             parts = isinstance(message, Mapping) and isinstance(message.get("content"), list)
             more = "; images and other parts are not supported" if parts else ""
             raise UserError(
@@ -248,7 +248,7 @@ def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
     return str(last["content"])
 
 
-def _is_message(message: Any) -> bool:
+def is_message(message: Any) -> bool:
     """Returns whether a message has a role, and content or calls of tools, as templates expect."""
     if not isinstance(message, Mapping):
         return False

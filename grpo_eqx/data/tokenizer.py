@@ -155,10 +155,15 @@ class ChatTokenizer:
             return ()
         name = None if None in self.tools else prompt.columns.get(ENVIRONMENT)
         if not isinstance(name, str | None) or name not in self.tools:
+            names = f"{listed([str(known) for known in self.tools], 'or')}"
+            if name is None:
+                raise UserError(
+                    f"a problem has no column {ENVIRONMENT}, which says its environment: pass "
+                    f"train_data with it, with {names}, the names in environment_factory."
+                )
             raise UserError(
-                f"the column {ENVIRONMENT} of a problem is {brief(name)}: use "
-                f"{listed([str(known) for known in self.tools], 'or')}, the names in "
-                f"environment_factory."
+                f"the column {ENVIRONMENT} of a problem is {brief(name)}: use {names}, the names "
+                f"in environment_factory."
             )
         return self.tools[name]
 

@@ -190,6 +190,11 @@ def make_acting(
         )
     if environments:
         assert cfg.max_completion_length is not None  # resolved
+        if limits.max_response_length is None and limits.truncate_side != "middle":
+            raise UserError(
+                f"tool_response_truncate_side is {limits.truncate_side}, and without "
+                f"max_tool_response_length nothing is truncated: set that, or leave it off."
+            )
         if (limits.max_response_length or 0) >= cfg.max_completion_length:
             raise UserError(
                 f"max_tool_response_length is {limits.max_response_length} and "

@@ -4,13 +4,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from grpo_eqx.common.errors import RunError
+from grpo_eqx.common.errors import RunError, class_name
 from grpo_eqx.common.event_loop import GRACE, LoopThread
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.environments.left_processes import LEFT, THREAD
@@ -106,15 +107,19 @@ class Calls:
                 "await whatever it waits for, or make it a plain function, which runs in a thread."
             ) from None
 
-    def close_all(self, objects: Sequence[Any]) -> concurrent.futures.Future[list[Outcome]]:
-        """Starts to call `close` of those objects that have it; warns of each that fails."""
-        closing = [
-            Call(each.close, {}) for each in objects if callable(getattr(each, "close", None))
-        ]
+    def close_all(self, objects: Sequence[Any]) -> list[concurrent.futures.Future[list[Outcome]]]:
+        """Starts to call `close` of those objects that have it; warns of each that fails.
+
+        **Returns:** what to wait for; nothing where no object has it.
+        """
+        closing = [each for each in objects if callable(getattr(each, "close", None))]
+        if not closing:
+            return []
         seconds = LONGEST_CLOSE if self.timeout is None else self.timeout
-        running = self._loop.run(self._gathered(closing, seconds))
-        running.add_done_callback(_warn_of_failures)
-        return running
+        calls = [Call(each.close, {}) for each in closing]
+        running = self._loop.run(self._gathered(calls, seconds))
+        running.add_done_callback(functools.partial(_warn_of_failures, closing))
+        return [running]
 
     def close(self) -> None:
         """Ends the event loop and its tasks. The next call starts it again."""
@@ -196,11 +201,18 @@ async def _in_thread(call: Call) -> Outcome:
     return outcome
 
 
-def _warn_of_failures(closed: concurrent.futures.Future[list[Outcome]]) -> None:
-    """Warns of environments whose `close` failed."""
+def _warn_of_failures(
+    objects: Sequence[Any], closed: concurrent.futures.Future[list[Outcome]]
+) -> None:
+    """Warns of environments whose `close` failed, once for what they have in common."""
     if not closed.cancelled():
-        for error in filter(None, (outcome.error for outcome in closed.result())):
-            warn(f"close of an environment {reason_of(error)}")
+        said = {
+            f"close of environment {class_name(each)} {failure_of(outcome.error)}"
+            for each, outcome in zip(objects, closed.result(), strict=True)
+            if outcome.error is not None
+        }
+        for each in sorted(said):
+            warn(each)
 
 
 def _warn_of_a_task(error: BaseException) -> None:

@@ -6,8 +6,8 @@ import copy
 import dataclasses
 import inspect
 import math
-import numbers
 import queue
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ from grpo_eqx.environments.chat_format import ChatFormat, Message
 from grpo_eqx.environments.environment import Step
 from grpo_eqx.environments.tools import Tool
 from grpo_eqx.generation.sampler import Responder
-from grpo_eqx.rewards.contract import joined_blocks, text_of
+from grpo_eqx.rewards.contract import joined_blocks, read_rewards, text_of
 from grpo_eqx.settings.config import GRPOConfig
 
 _IDS = "ids"
@@ -161,7 +161,7 @@ class Dialogues(Responder):
         - `chat`: format of the turns.
         - `calls`: runs the calls.
         - `limits`: the limits.
-        - `failed_before`: names of tools of whose failure the run has been told; more are added.
+        - `failed_before`: kinds of failures of which the run has been told; more are added.
         """
         self.dialogues, self._silent, self._chat = dialogues, silent, chat
         self._calls, self._limits = calls, limits
@@ -292,7 +292,7 @@ class Dialogues(Responder):
             self._count_failure(dialogue, f"step of {class_name(dialogue.environment)}", error)
             self._lose(dialogue, "step of", error)
             return []
-        dialogue.environment.total_reward += step.reward
+        dialogue.environment.total_reward += _reward_of(step)
         if step.done or dialogue.num_turns == self._limits.max_iterations:
             return []
         if isinstance(step.observation, str):
@@ -311,11 +311,13 @@ class Dialogues(Responder):
             ) from error
 
     def _tell(self, name: str, error: BaseException) -> None:
-        """Warns of a tool's first failure in the run that is not a mistake of the model."""
-        if name not in self._failed_before and not isinstance(error, _MistakeError):
-            self._failed_before.add(name)
+        """Warns of a tool's first failure of each kind that is not a mistake of the model."""
+        said = f"tool {name} {failure_of(error)}"
+        kind = re.split("[:(]", said)[0]  # without the text of the error
+        if kind not in self._failed_before and not isinstance(error, _MistakeError):
+            self._failed_before.add(kind)
             warn(
-                f"tool {name} {failure_of(error)}: the model reads the error as its answer; "
+                f"{said}: the model reads the error as its answer; "
                 f"tools/failure_frequency has the share of calls that fail"
             )
 
@@ -350,11 +352,18 @@ class _MistakeError(ValueError):
     """A call of the model that no function can answer."""
 
 
+def _reward_of(step: Step) -> float:
+    """Returns the reward of a step, which may be an array's scalar; NaN for what is no number."""
+    readings = read_rewards([step.reward], 1)
+    reward = readings[0] if isinstance(readings, list) else None
+    return reward if isinstance(reward, float) else math.nan
+
+
 def _fault_of(step: object, vocab_size: int) -> str | None:
     """Returns what `step` returned that it must not, with the fix; `None` where all is well."""
     if not isinstance(step, Step):
         return f"{brief(step)}: return a Step, as in Step(observation, reward, done)"
-    if not (isinstance(step.reward, numbers.Real) and math.isfinite(step.reward)):
+    if math.isnan(_reward_of(step)):
         return f"a Step with the reward {brief(step.reward)}: give a finite number"
     if not (step.done or isinstance(step.observation, str) or is_ids(step.observation, vocab_size)):
         return (

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_eqx.common.errors import listed
@@ -33,12 +34,26 @@ class LeftProcesses:
 
         When a thread ends, its children become those of another.
         """
+        self._found |= self._children(thread)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records the children that this thread starts in the block, and no others of it."""
+        before = self._children()
+        try:
+            yield
+        finally:
+            now = self._children()
+            self._found |= {each: now[each] for each in now.keys() - before.keys()}
+
+    def _children(self, thread: threading.Thread | None = None) -> dict[int, str]:
+        """Returns the children of a thread, by default of this one, and when they started."""
         thread = threading.current_thread() if thread is None else thread
         children = Path(f"/proc/{self._owner}/task/{thread.native_id}/children")
         with contextlib.suppress(OSError):
-            for each in map(int, children.read_text().split()):
-                if (start := _start_of(each)) is not None:
-                    self._found[each] = start
+            starts = {each: _start_of(each) for each in map(int, children.read_text().split())}
+            return {each: start for each, start in starts.items() if start is not None}
+        return {}
 
     def end(self) -> None:
         """Kills what is left, with the processes that it has started, and says so."""

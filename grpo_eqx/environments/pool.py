@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from grpo_eqx.common.errors import RunError, UserError, did_you_mean, listed
+from grpo_eqx.common.errors import RunError, UserError, listed
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
+from grpo_eqx.data.prompts import SEED
 from grpo_eqx.data.tokenizer import ENVIRONMENT, Tools
 from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
 from grpo_eqx.environments.environment import Environment
+from grpo_eqx.environments.left_processes import LEFT
 from grpo_eqx.environments.tool_workers import InWorker, ToolWorkers
 from grpo_eqx.environments.tools import Schema, Tool, check_names, make_tools, methods_as_tools
 from grpo_eqx.rewards import RewardFunc
@@ -40,7 +42,8 @@ class EnvironmentKind:
         self.made: list[Any] = []
         """All instances, but for lost ones."""
         self._lock = threading.Lock()
-        first = self.make()
+        with LEFT.recording():
+            first = self.make()
         self._free = [first]
         self.cls = type(first)
         self.takes_turns = isinstance(first, Environment)
@@ -52,6 +55,12 @@ class EnvironmentKind:
                 f"environment {self.cls.__name__} has no method reset: define one, which takes the "
                 f"columns of a row, as in def reset(self, **row)."
             )
+        for name in ("get_reward", "close"):
+            if (missing := _needed(getattr(first, name, None))) is not None:
+                raise UserError(
+                    f"environment {self.cls.__name__}: {name} needs {missing}, and is called "
+                    f"without arguments: take it off, or give it a default."
+                )
         if self.takes_turns and not {"text", "ids"} & {*inspect.signature(first.step).parameters}:
             raise UserError(
                 f"environment {self.cls.__name__}: step has no argument text, nor ids: name it "
@@ -104,7 +113,7 @@ class EnvironmentKind:
         if environment is None or inspect.isclass(environment):
             raise UserError(
                 f"environment_factory {brief(self._factory)} returned {brief(environment)}: return "
-                f"an environment."
+                f"an environment, or pass the class itself."
             )
         with self._lock:
             if any(each is environment for each in self.made):
@@ -126,10 +135,16 @@ class EnvironmentKind:
             [x for x in own if id(x) not in gone] for own in (self.made, self._free)
         )
 
-    def check_columns(self, columns: Collection[str]) -> None:
-        """Raises `UserError` where `reset` needs an argument that rows of the data lack."""
+    def check_columns(self, columns: Collection[str], fix: str | None = None) -> None:
+        """Raises `UserError` where `reset` needs an argument that rows lack.
+
+        **Arguments:**
+
+        - `columns`: the columns of the rows.
+        - `fix`: what to do about it; by default the data are meant.
+        """
         parameters = inspect.signature(self.cls.reset).parameters
-        known = {*columns, "prompt"}
+        known = ["prompt", *(name for name in columns if name != "prompt")]
         missing = [
             name
             for name, parameter in list(parameters.items())[1:]
@@ -138,10 +153,13 @@ class EnvironmentKind:
             and name not in known
         ]
         if missing:
+            if fix is None:
+                fix = "add the column to the data, or give the argument a default"
+                if [*columns] == [SEED]:
+                    fix = "pass train_data with the column, or give the argument a default"
             raise UserError(
-                f"environment {self.cls.__name__}: reset needs {listed(missing)}, and the data has "
-                f"the columns {listed(sorted(known))}: add the column, or give the argument a "
-                f"default{did_you_mean(missing[0], known)}."
+                f"environment {self.cls.__name__}: reset needs {listed(missing)}, and gets "
+                f"{listed(known)}: {fix}."
             )
 
     def reset_call(self, environment: Any, row: Mapping[str, Any]) -> Call:
@@ -151,6 +169,21 @@ class EnvironmentKind:
         names = {p.name for p in parameters}
         own = {name: value for name, value in row.items() if takes_all or name in names}
         return Call(environment.reset, own)
+
+
+def _needed(method: Any) -> str | None:
+    """Returns an argument that a bound method cannot be called without, if there is one."""
+    if not callable(method):
+        return None
+    return next(
+        (
+            name
+            for name, each in inspect.signature(method).parameters.items()
+            if each.default is each.empty
+            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ),
+        None,
+    )
 
 
 def _takes_nothing(factory: Factory) -> bool:
@@ -205,10 +238,13 @@ class Environments:
         for name, each in factories.items():
             if not callable(each):
                 called = "environment_factory" if name is None else f"environment_factory[{name!r}]"
-                raise UserError(
-                    f"{called} is {brief(each)}: pass a class, not an instance of it, as in "
-                    f"environment_factory=MyEnvironment."
-                )
+                fix = "pass a class, not an instance of it, as in environment_factory=MyEnvironment"
+                if isinstance(each, list | tuple):
+                    fix = (
+                        "pass a dict of classes by name, of which each problem names one in a "
+                        "column environment"
+                    )
+                raise UserError(f"{called} is {brief(each)}: {fix}.")
         self.kinds = {name: EnvironmentKind(each, self.tools) for name, each in factories.items()}
         self._closing: list[Future[list[Outcome]]] = []
         """Lost environments that are being closed."""
@@ -255,6 +291,12 @@ class Environments:
         return {cls.__name__: _OwnReward(self, cls) for cls in self._rewarding}
 
     @property
+    def game_rewards(self) -> dict[str, RewardFunc]:
+        """Reward functions of the classes whose `step` takes whole turns."""
+        classes = {kind.cls.__name__ for kind in self.kinds.values() if kind.takes_turns}
+        return {name: func for name, func in self.own_rewards.items() if name in classes}
+
+    @property
     def own_score(self) -> RewardFunc | None:
         """Function that calls `get_reward` of all environments that have it, if any has."""
         return _OwnReward(self, *self._rewarding) if self._rewarding else None
@@ -276,10 +318,11 @@ class Environments:
         """Returns the kind of environment of a row, if there are any."""
         return self.kinds.get(columns[ENVIRONMENT] if self.is_named else None)
 
-    def check_columns(self, columns: Collection[str]) -> None:
+    def check_columns(self, columns: Collection[str], fix: str | None = None) -> None:
         """Raises `UserError` for an environment that cannot be reset with a problem's columns."""
+        columns = [x for x in columns if not (self.is_named and x == ENVIRONMENT)]
         for kind in self.kinds.values():
-            kind.check_columns([x for x in columns if not (self.is_named and x == ENVIRONMENT)])
+            kind.check_columns(columns, fix)
 
     def take(self, kinds: Sequence[EnvironmentKind]) -> list[Outcome]:
         """Returns an environment for each completion, or why none could be made.
@@ -305,14 +348,14 @@ class Environments:
         """Takes an instance out that has failed, and begins to close it."""
         if (kind := self._kind_that_made(environment)) is not None:
             kind.remove(environment)
-            self._closing.append(self.calls.close_all([environment]))
+            self._closing += self.calls.close_all([environment])
 
     def close(self) -> None:
         """Calls `close` of every instance that has it, and ends the event loop."""
         everything = [each for kind in self.kinds.values() for each in kind.made]
         for kind in self.kinds.values():
             kind.remove(*kind.made)
-        closing = [*self._closing, self.calls.close_all(everything)]
+        closing = [*self._closing, *self.calls.close_all(everything)]
         self._closing = []
         try:
             for each in closing:
@@ -346,5 +389,6 @@ class _OwnReward:
         for i, outcome in zip(own, await self._environments.calls.awaited(calls), strict=True):
             rewards[i] = outcome.result if outcome.error is None else outcome.error
             if isinstance(outcome.error, StillRunsError):
+                rewards[i] = TimeoutError(f"it {outcome.error} (tool_timeout)")
                 self._environments.lose(environments[i])
         return rewards

@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_eqx.common.errors import RunError
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.prompts import Conversation, Prompt
+from grpo_eqx.data.records import is_message, last_of_user
 from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.environments.calls import Outcome, failure_of
@@ -50,8 +51,8 @@ def started(
     - `max_prompt_length`: limit of their tokens.
     - `fix`: what to do about a failure, which then stops the run; by default none does.
 
-    Raises `RunError` for a failure that does, for what `reset` must not return, and for a prompt
-    that is too long.
+    Raises `RunError` for a failure that does, and `UserError` for what `reset` must not return, and
+    for a prompt that is too long.
     """
     kinds = {n: environments.kind_of(each.columns) for n, each in problems.items()}
     with_kind = {n: kind for n, kind in kinds.items() if kind is not None}
@@ -77,7 +78,12 @@ def started(
     texts = {n: prompt for n, prompt in changed.items() if n not in ids}
     if texts:
         ids |= zip(texts, tokenizer.encode_prompts(list(texts.values())), strict=True)
-    _check_lengths(ids.values(), max_prompt_length)
+    for n, each in ids.items():
+        if len(each) > max_prompt_length:
+            raise UserError(
+                f"reset of environment {with_kind[n].cls.__name__} made a prompt of {len(each)} "
+                f"tokens, and max_prompt_length is {max_prompt_length}: raise it, or return less."
+            )
     starts = {}
     for group in groups:
         first = next((n for n in group if n in changed), None)
@@ -116,16 +122,6 @@ def _dialogue(
     return Dialogue(kind.tools_of(environment), environment, takes_turns=kind.takes_turns)
 
 
-def _check_lengths(ids: Iterable[list[int]], max_length: int) -> None:
-    """Raises `RunError` for a prompt that is too long."""
-    longest = max(map(len, ids), default=0)
-    if longest > max_length:
-        raise RunError(
-            f"a prompt with what reset returned has {longest} tokens, and max_prompt_length is "
-            f"{max_length}: raise it, or return less."
-        )
-
-
 def _row(problem: Prompt, is_named: bool) -> dict[str, Any]:
     """Returns what `reset` gets, as copies: all columns, but for that which names environments."""
     columns = {k: x for k, x in problem.columns.items() if not (is_named and k == ENVIRONMENT)}
@@ -142,15 +138,16 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
       TRL, and are one where there is none; messages, which replace the prompt; or `None`.
     - `name`: name of the environment's class.
 
-    Raises `RunError` for anything else, and for a prompt that stays empty.
+    Raises `UserError` for anything else, and for a prompt that stays empty.
     """
     if observed is None and problem.content:
         return problem
-    if isinstance(observed, list) and observed and all(map(_is_message, observed)):
+    if isinstance(observed, list) and observed and all(map(is_message, observed)):
+        last_of_user(f"reset of environment {name}", observed)
         return dataclasses.replace(problem, content=observed)
     observed = joined_blocks(observed)
     if not isinstance(observed, str):
-        raise RunError(
+        raise UserError(
             f"reset of environment {name} returned {brief(observed)}: return a text, which is "
             f"appended to the prompt, messages or tokens, which replace it, or, where data have a "
             f"prompt, None."
@@ -163,10 +160,6 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
     return dataclasses.replace(
         problem, content=[*before, {**last, "content": last["content"] + observed}]
     )
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("content"), str) and "role" in value
 
 
 def with_one_prompt(group: Sequence[Trajectory]) -> list[Trajectory]:

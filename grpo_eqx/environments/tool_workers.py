@@ -80,9 +80,9 @@ class ToolWorkers:
         finally:
             self._free.put(pool)
         if isinstance(result, Failure):
-            text = result.reason
+            text = result.reason if result.cause is None else str(result.cause)
             if isinstance(result.cause, WorkerError):
-                text = result.cause.text
+                text = result.cause.text  # without the traceback
             raise ToolWorkerError(text, result.reason) from result.cause
         assert result is not None  # every call has ended
         return result

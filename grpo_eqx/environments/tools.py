@@ -3,7 +3,7 @@
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from grpo_eqx.common.errors import UserError, class_name, first_line
 from grpo_eqx.common.plain_data import brief
@@ -37,18 +37,11 @@ class Tool(NamedTuple):
             get_json_schema,
         )
 
-        if not (inspect.isfunction(func) or inspect.ismethod(func)):
+        if not (inspect.isfunction(inspect.unwrap(func)) or inspect.ismethod(func)):
             raise UserError(f"{owner} {brief(func)} {_what_it_is(func)}.")
         called = f"{owner} {func.__name__}"
-        if starred := [
-            f"{'*' * (1 + (p.kind is p.VAR_KEYWORD))}{p.name}"
-            for p in inspect.signature(func).parameters.values()
-            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]:
-            raise UserError(
-                f"{called} takes {starred[0]}, whose names the model cannot know: name each "
-                f"argument."
-            )
+        if (fault := _fault_of(func)) is not None:
+            raise UserError(f"{called} {fault}.")
         try:
             return cls(func.__name__, func, get_json_schema(func))
         except DocstringParsingException as error:
@@ -61,8 +54,8 @@ class Tool(NamedTuple):
             raise UserError(f"{called}: {_reason(error)}: {fix}.") from error
         except TypeHintParsingException as error:
             raise UserError(
-                f"{called}: {_reason(error)}: annotate each argument with a type of JSON, as in "
-                f"x: int."
+                f"{called}: {_unknown_type(func) or _reason(error)}: annotate each argument with a "
+                f"type of JSON, as in x: int."
             ) from error
 
 
@@ -120,6 +113,50 @@ def _what_it_is(func: Any) -> str:
     if callable(func):
         return f"is of type {class_name(func)}: wrap it in a function with a docstring"
     return "is not a function: pass functions, as in tools=[multiply]"
+
+
+def _fault_of(func: Callable[..., Any]) -> str | None:
+    """Returns why the model cannot call a function, and the fix, as the continuation of a sentence.
+
+    `None` where it can.
+    """
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        return "is a generator, and an answer is one text: return it in place of yield"
+    for n, each in enumerate(inspect.signature(func).parameters.values()):
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            stars = "*" * (1 + (each.kind is each.VAR_KEYWORD))
+            return (
+                f"takes {stars}{each.name}, whose names the model cannot know: name each argument"
+            )
+        if n == 0 and each.name == "self":
+            return "takes self: pass the method of an object, as in tools=[MyTools().look]"
+        if each.kind is each.POSITIONAL_ONLY:
+            return (
+                f"takes {each.name} by position only, and arguments are passed by name: remove the "
+                f"/ from its signature"
+            )
+    return None
+
+
+def _unknown_type(func: Callable[..., Any]) -> str | None:
+    """Describes the first argument whose type JSON does not have; `None` where there is none."""
+    from transformers.utils.chat_template_utils import TypeHintParsingException, get_json_schema
+
+    def probe(x: Any) -> None:
+        """Has an argument.
+
+        Args:
+            x: An argument.
+        """
+
+    for name, hint in get_type_hints(func).items():
+        probe.__annotations__ = {"x": hint}
+        try:
+            get_json_schema(probe)
+        except TypeHintParsingException:
+            if name != "return":
+                return f"argument {name} has the type {inspect.formatannotation(hint)}"
+    return None
 
 
 def _reason(error: Exception) -> str:

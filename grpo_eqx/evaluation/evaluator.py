@@ -235,8 +235,8 @@ class Evaluator:
             return evaluation
         if is_main():
             print_clean(
-                f"warning: eval_func returned at most {self.scorer.highest:g}, and only 1 counts "
-                f"as solved.",
+                f"warning: the highest score of the evaluation is {self.scorer.highest:g}, and "
+                f"only 1 counts as solved: pass an eval_func that returns 1 for what is.",
                 file=sys.stderr,
             )
         return evaluation

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Bool
@@ -37,13 +38,20 @@ class Grader:
     Like a `RewardRunner`, it owns worker processes: enter it as a context.
     """
 
-    def __init__(self, cfg: GRPOConfig, eval_func: RewardFunc | str, metrics: EvalMetrics = ()):
+    def __init__(
+        self,
+        cfg: GRPOConfig,
+        eval_func: RewardFunc | str,
+        metrics: EvalMetrics = (),
+        own: Mapping[str, RewardFunc] = MappingProxyType({}),
+    ):
         """**Arguments:**
 
         - `cfg`: the settings, for the limits on functions.
         - `eval_func`: the function that returns 1.0 for solved problems. With `correct`, the strict
           form is scored, too.
         - `metrics`: more functions, whose means are reported.
+        - `own`: such functions of environments, unless `metrics` have the name.
 
         Raises `UserError` for anything that is not a function, and for invalid names of metrics.
         """
@@ -53,7 +61,7 @@ class Grader:
         """Whether the function has a strict form."""
         self._strict = make_eval_reward(cfg, gsm8k.correct_strict) if self.is_flexible else None
         self._read = next((read for func, read in _READERS if func is self.func), None)
-        named = named_funcs(metrics, "eval_metrics")
+        named = {**own, **named_funcs(metrics, "eval_metrics")}
         if wrong := [name for name in named if not re.fullmatch(r"[\w.-]+", name)]:
             raise UserError(
                 f"eval_metrics has the name {wrong[0]!r}: use letters, digits, _, - and dots."

@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from math import isfinite
 from os import sep
+from os.path import dirname
 from types import CoroutineType
 from typing import Any, TypeGuard
 
@@ -23,6 +24,8 @@ globals()["__builtins__"] = vars(builtins).copy()
 Reading = float | None | str
 """A finite reward, `None` if the function does not apply, or why it has failed."""
 
+_OWN = dirname(dirname(__file__)) + sep
+"""Folder of the package."""
 NO_REPLY = 74
 """Exit code of a worker whose function has closed the worker's descriptor."""
 
@@ -117,9 +120,8 @@ def reason_of(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = ""
-    if trace is not None:
-        file = trace.tb_frame.f_code.co_filename.rpartition(sep)[-1]
-        where = f" ({file}, line {trace.tb_lineno})"
+    if trace is not None and not (path := trace.tb_frame.f_code.co_filename).startswith(_OWN):
+        where = f" ({path.rpartition(sep)[-1]}, line {trace.tb_lineno})"
     return f"raised {class_name(error)}: {first_line(error)}{where}"
 
 

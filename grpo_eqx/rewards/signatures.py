@@ -14,7 +14,7 @@ _NOT_IN_WORKERS = "leave reward_workers at 0 or write the function as async def"
 _OTHERWISE = {
     "question": "the questions are its prompts",
     "prompt": "the prompts of all completions are its prompts, a list",
-    ENVIRONMENTS: f"pass environment_factory to GRPOTrainer, and {_NOT_IN_WORKERS}",
+    ENVIRONMENTS: "pass environment_factory to GRPOTrainer",
 }
 """Arguments that people expect, and where to find their values."""
 _NOT_IN_EVALUATIONS = (
@@ -42,9 +42,10 @@ def check_signatures(
       `OF_TRAINING`.
     - `in_training`: whether functions reward completions of training, and not of an evaluation.
     """
+    called = "reward function" if in_training else "function of evaluations"
     for name, func in funcs.items():
         if inspect.isclass(func):
-            raise UserError(f"reward function {name} is a class: pass an object of it, {name}().")
+            raise UserError(f"{called} {name} is a class: pass an object of it, {name}().")
         if (parameters := _parameters_of(func)) is not None:
             is_here = not (workers and is_plain(func))
             given = [*columns, *[ENVIRONMENTS] * (environments and is_here)]
@@ -53,7 +54,9 @@ def check_signatures(
                 unpassed = dict.fromkeys(OF_TRAINING, _NOT_IN_EVALUATIONS)
             elif not is_here:
                 unpassed = dict.fromkeys(OF_TRAINING, _NOT_IN_WORKERS)
-            _check(name, parameters, given, unpassed)
+            if environments and not is_here:
+                unpassed[ENVIRONMENTS] = _NOT_IN_WORKERS
+            _check(f"{called} {name}", parameters, given, unpassed)
 
 
 def named_of_training(func: Callable[..., Any]) -> frozenset[str]:
@@ -73,7 +76,8 @@ def _missing(wanted: str, columns: Collection[str], unpassed: Mapping[str, str])
     """Describes an argument that functions are not called with, and the available columns."""
     if (why := {**_OTHERWISE, **unpassed}.get(wanted)) is not None:
         return f"{wanted}, which it does not get: {why}"
-    has = f"they have {', '.join(columns)}" if columns else "they have none"
+    own = [name for name in columns if name != ENVIRONMENTS]
+    has = f"they have {', '.join(own)}" if own else "they have none"
     guess = did_you_mean(wanted, {*_ALWAYS, *columns}, cutoff=0.75)
     return f"the column {wanted}, which the problems do not have: {has}{guess}"
 
@@ -89,18 +93,17 @@ def _check(
     given = {*_ALWAYS, *columns}
     if nameless := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
         raise UserError(
-            f"reward function {name} takes {nameless[0]} by position only, and arguments are "
+            f"{name} takes {nameless[0]} by position only, and arguments are "
             f"passed by name: remove the / from its signature."
         )
     known = given | ({*OF_TRAINING} - {*unpassed})
     needed = [p.name for p in by_name if p.default is p.empty and p.name not in known]
     if needed:
         missing = _missing(needed[0], columns, unpassed)
-        raise UserError(f"reward function {name} asks for {missing}.")
+        raise UserError(f"{name} asks for {missing}.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     if rest := [each for each in given if each not in {p.name for p in by_name}]:
         raise UserError(
-            f"reward function {name} does not take {', '.join(sorted(rest))}: add **columns to its "
-            f"arguments."
+            f"{name} does not take {', '.join(sorted(rest))}: add **columns to its arguments."
         )

@@ -224,7 +224,7 @@ class WorkerPool:
                     continue
             except _LostError as lost:
                 self._end(worker)
-                reason = str(lost)
+                reason, cause = str(lost), None
             else:
                 if reply is not None:
                     if index is not None:
@@ -233,9 +233,10 @@ class WorkerPool:
                 self._end(worker)
                 name_of_limit = "its limit" if index is None else self._kind.timeout
                 reason = f"ran out of time ({name_of_limit} is {worker.seconds} s)"
+                cause = TimeoutError(f"took more than {worker.seconds:g} s")
             if index is None:
                 raise RewardError(f"a worker for {self._kind.func}s {reason} as it started.")
-            settled[index] = Failure(reason)
+            settled[index] = Failure(reason, cause)
         return settled
 
 

@@ -5,9 +5,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_eqx import UserError
 from grpo_eqx.common.errors import RunError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
@@ -104,6 +106,25 @@ def speak(dialogues: Dialogues, *texts: str) -> tuple[Trajectory, list[list[int]
         if reply is not None:
             trajectory = trajectory.extended(reply)
     return trajectory, replies
+
+
+def test_each_kind_of_failure_is_said_once(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(how: str) -> str:
+        """Fails.
+
+        Args:
+            how: The kind.
+        """
+        raise {"os": OSError, "key": KeyError}[how](f"number {len(said)}")
+
+    said = list[str]()
+    dialogue = Dialogue({"fail": make_tools([fail])[0]})
+    made = Dialogues({0: dialogue}, (), CHAT, calls, ToolLimits())
+    speak(made, *(call("fail", how=how) for how in ("os", "os", "key", "os")), call("fail"))
+    said += [line for line in capfd.readouterr().err.splitlines() if "warning: tool fail" in line]
+    assert len(said) == 2
+    assert "raised OSError: number 0 (" in said[0]
+    assert "raised KeyError: " in said[1]
 
 
 def test_calls_are_answered_until_there_are_none(dialogues: Callable[..., Dialogues]) -> None:
@@ -293,7 +314,10 @@ class Echo(Environment):
 
 
 def test_an_environment_takes_turns_until_it_is_done(calls: Calls) -> None:
-    environment = Echo(Step("Lower.", 0.25), Step("Higher.", 0.25), Step(None, 1.0, done=True))
+    """Rewards may be scalars of array libraries."""
+    rewards: list[Any] = [np.array(0.25), jnp.float32(0.25), 1.0]
+    first, second, last = rewards
+    environment = Echo(Step("Lower.", first), Step("Higher.", second), Step(None, last, done=True))
     chat = ChatFormat(tokenizer_with(HERMES), has_tools=False, has_users=True)
     dialogue = Dialogue(environment=environment, takes_turns=True)
     made = Dialogues({0: dialogue}, (), chat, calls, ToolLimits())
@@ -454,7 +478,9 @@ def test_tokens_that_reset_returns_are_the_prompt() -> None:
     start = started(environments, [[0]], problems, tokenizer, max_prompt_length=3)[0]
     assert start.ids == [5, 6, 7]
     assert start.content == tokenizer.tokenizer.decode([5, 6, 7])
-    with pytest.raises(RunError, match="has 3 tokens, and max_prompt_length is 2: raise it"):
+    with pytest.raises(
+        UserError, match="made a prompt of 3 tokens, and max_prompt_length is 2: raise"
+    ):
         started(environments, [[0]], problems, tokenizer, max_prompt_length=2)
     environments.close()
 

@@ -144,6 +144,7 @@ def test_an_environment_makes_prompts_and_takes_turns(settings: dict[str, Any]) 
     trainer.fit()
     assert all(0 < line["perf/slot_utilization"] <= 1 for line in steps_of(settings))
     assert len(trainer.generate([{"seed": 3}])) == 1
+    assert 0.5 <= trainer.evaluate().scores["Guess"].mean() <= 2.0
     for seed, messages, total in seen:
         roles = [m["role"] for m in messages]
         assert roles == ["assistant", *["user", "assistant"] * (len(roles) // 2)]
@@ -237,10 +238,13 @@ def test_a_prompt_is_continued_by_what_reset_returns(
 
 @pytest.mark.parametrize("observed", [b"bytes", 3, [["nested"]], [{"type": "image"}], {}, []])
 def test_other_results_of_reset_are_errors(observed: Any) -> None:
-    with pytest.raises(RunError, match=r"reset of environment Game returned .*: return a text"):
+    with pytest.raises(UserError, match=r"reset of environment Game returned .*: return a text"):
         with_observation(Prompt("2 + 2?", {}), observed, "Game")
-    with pytest.raises(RunError, match="reset of environment Game returned None"):
+    with pytest.raises(UserError, match="reset of environment Game returned None"):
         with_observation(Prompt("", {}), None, "Game")
+    answered = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hi!"}]
+    with pytest.raises(UserError, match=r"reset of environment Game: .* ends with the assistant's"):
+        with_observation(Prompt("", {}), answered, "Game")
 
 
 def test_different_prompts_of_a_problem_begin_its_completions() -> None:
@@ -307,9 +311,11 @@ def test_mistakes_are_said_before_anything_is_sampled(settings: dict[str, Any]) 
         def reset(self, level: int) -> None:  # type: ignore[override]
             ...
 
-    with pytest.raises(UserError, match="environment Needs: reset needs level, and the data has"):
+    with pytest.raises(
+        UserError, match="environment Needs: reset needs level, and gets prompt and"
+    ):
         GRPOTrainer(GRPOConfig(**settings), environment_factory=Needs)
-    with pytest.raises(UserError, match="environment of a problem is None: use counter, the names"):
+    with pytest.raises(UserError, match=r"a problem has no column environment, .* with counter,"):
         GRPOTrainer(GRPOConfig(**settings), environment_factory={"counter": Counter})
     with pytest.raises(UserError, match="takes whole turns by step, and tools are passed"):
         GRPOTrainer(GRPOConfig(**settings), environment_factory=Guess, tools=[_double])

@@ -11,6 +11,7 @@ import pytest
 LEAKS = textwrap.dedent("""\
     import subprocess, sys, threading, time
     from grpo_eqx.environments.calls import Call, Calls
+    from grpo_eqx.environments.left_processes import LEFT
 
     def start():
         return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
@@ -37,9 +38,13 @@ LEAKS = textwrap.dedent("""\
         started.append(start())
         threading.Event().wait()
 
+    subprocess.Popen(["sleep", "2"])  # not a tool's
+    with LEFT.recording():
+        made = start()
+
     calls = Calls(timeout=3.0)
     funcs = leaks, starts_and_ends, leaks_too, starts_one_that_starts_one, hangs
-    print([x.result for x in calls.together([Call(x, {}) for x in funcs]).result()], started)
+    print(made, [x.result for x in calls.together([Call(x, {}) for x in funcs]).result()], started)
     calls.close()
 """)
 
@@ -50,13 +55,13 @@ def test_processes_that_tools_leave_are_killed_at_the_end() -> None:
         [sys.executable, "-c", LEAKS], capture_output=True, text=True, timeout=120, check=True
     )
     numbers = list(map(int, re.findall(r"\d+", done.stdout)))
-    assert len(numbers) == 6
+    assert len(numbers) == 7
     assert not any(map(_runs, numbers))
     said = re.search(r"left processes running, which were killed: (.*)\. End them", done.stderr)
     assert said is not None
     killed = {int(x) for x in re.findall(r"\((\d+)\)", said[1])}
-    leaked, _, leaked_too, shell, _, of_hanging = numbers
-    assert killed == {leaked, leaked_too, shell, of_hanging}
+    made, leaked, _, leaked_too, shell, _, of_hanging = numbers
+    assert killed == {made, leaked, leaked_too, shell, of_hanging}
 
 
 def _runs(process: int) -> bool:

@@ -1,6 +1,8 @@
 """Classes of environments are read once, and their instances used again."""
 
+import asyncio
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from grpo_eqx import UserError
 from grpo_eqx.environments.environment import Environment
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
 from grpo_eqx.environments.tools import make_tools
+from grpo_eqx.rewards.contract import read_rewards
 
 
 class Counter:
@@ -79,6 +82,30 @@ def test_a_lost_one_is_closed_and_not_used_again() -> None:
     assert lost.result.is_closed
 
 
+def test_what_their_own_functions_do_wrong_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    class Slow(Counter):
+        def get_reward(self) -> float:
+            threading.Event().wait(30.0)
+            return 0.0
+
+        async def close(self) -> None:
+            raise OSError("no container")
+
+    environments = Environments(factory=Slow, timeout=0.2)
+    kinds = [environments.kinds[None]] * 2
+    own = [outcome.result for outcome in environments.take(kinds)]
+    (reward,) = environments.own_rewards.values()
+
+    async def rewards() -> Any:
+        return await reward(environments=own)  # type: ignore[misc]
+
+    late = "raised TimeoutError: it took more than 0.2 s (tool_timeout)"
+    assert read_rewards(asyncio.run(rewards()), 2) == [late, late]
+    environments.close()
+    said = capfd.readouterr().err
+    assert "warning: close of environment Slow raised OSError: no container (test_pool.py, " in said
+
+
 def test_one_that_cannot_be_made_is_an_error_of_its_completion() -> None:
     numbers = itertools.count()
 
@@ -135,8 +162,16 @@ def test_rows_name_one_of_several() -> None:
 def test_columns_that_reset_needs_must_be_there() -> None:
     kind = EnvironmentKind(Counter)
     kind.check_columns(["start", "answer"])
-    with pytest.raises(UserError, match="reset needs start, and the data has the columns answer"):
+    with pytest.raises(
+        UserError, match="needs start, and gets prompt and answer: add the column to the"
+    ):
         kind.check_columns(["answer"])
+    with pytest.raises(
+        UserError, match="needs start, and gets prompt and seed: pass train_data with"
+    ):
+        kind.check_columns(["seed"])
+    with pytest.raises(UserError, match="needs start, and gets prompt: give rows"):
+        kind.check_columns([], "give rows")
 
 
 def fails() -> None:
@@ -148,6 +183,8 @@ def fails() -> None:
     [
         ("Counter", "environment_factory is 'Counter': pass a class"),
         ({}, "is an empty dict"),
+        ([Counter], "pass a dict of classes by name, of which each problem names one in a column"),
+        (lambda: Counter, "Counter'>: return an environment, or pass the class itself"),
         ({"a": 3}, r"environment_factory\['a'\] is 3: pass a class"),
         (fails, r"raised OSError: no display \(test_pool.py, line \d+\): fix it"),
         (

@@ -1,7 +1,7 @@
 """Functions as tools: what the model is told of them, and what is refused."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -54,6 +54,11 @@ class Counter:
     def _hidden(self) -> None: ...
 
 
+def test_a_function_with_a_cache_is_a_tool() -> None:
+    (tool,) = make_tools([functools.lru_cache(multiply)])
+    assert tool.schema == make_tools([multiply])[0].schema
+
+
 def test_a_schema_has_names_types_and_descriptions() -> None:
     first, second = make_tools([multiply, search])
     assert (first.name, second.name) == ("multiply", "search")
@@ -94,6 +99,32 @@ def no_argument(x: int) -> int:
     return x
 
 
+def by_position(x: int, /) -> int:
+    """Doubles.
+
+    Args:
+        x: A number.
+    """
+    return 2 * x
+
+
+def yields(x: int) -> Iterator[int]:
+    """Counts.
+
+    Args:
+        x: How far.
+    """
+    yield from range(x)
+
+
+def of_sets(x: set[str]) -> None:
+    """Sorts.
+
+    Args:
+        x: Texts.
+    """
+
+
 def starred(*numbers: int) -> int:
     """Adds.
 
@@ -116,6 +147,10 @@ def starred(*numbers: int) -> int:
         ([Counter], "is a class: pass functions, or pass the class as environment_factory"),
         ([functools.partial(multiply, 1)], "is of type partial: wrap it in a function"),
         ([len], "wrap it in a function with a docstring"),
+        ([Counter.increase], r"tool increase takes self: pass the method of an object, as in"),
+        ([by_position], "by_position takes x by position only, .*: remove the / from its sig"),
+        ([yields], "tool yields is a generator, and an answer is one text: return it"),
+        ([of_sets], r"tool of_sets: argument x has the type set\[str\]: annotate each argument"),
         (["multiply"], "is not a function: pass functions"),
         ([3], "is not a function: pass functions"),
     ],

@@ -67,10 +67,10 @@ SCRIPTS = {
         "2 tools have the name look: give each a name of its own"
     ),
     f"{_SHELF.replace('**row', 'level')}trainer(environment_factory=Shelf)": (
-        "environment Shelf: reset needs level, and the data has the columns"
+        "environment Shelf: reset needs level, and gets prompt"
     ),
     f"{_SHELF}trainer(environment_factory={{'shelf': Shelf}})": (
-        "the column environment of a problem is None: use shelf, the names in environment_factory"
+        "a problem has no column environment, which says its environment: pass train_data with it"
     ),
     f"{_SHELF}trainer(environment_factory={{'shelf': Shelf}}, train_data=[{{'question': 'Where?', "
     "'environment': 'shop'}] * 40)": "the column environment of a problem is 'shop': use shelf",
@@ -105,6 +105,17 @@ SCRIPTS = {
     ),
     "trainer(tool_timeout=0)": "tool_timeout is 0: it must be above 0 and finite",
     "trainer(tool_failures='ignore')": "tool_failures is 'ignore': use answer or stop",
+    f"{_LOOK}trainer(tools=[look], tool_response_truncate_side='left')": (
+        "and without max_tool_response_length nothing is truncated: set that, or leave it off"
+    ),
+    f"{_LOOK.replace('word: str', 'self, word: str')}trainer(tools=[look])": "tool look takes self",
+    f"{_SHELF}Shelf.close = lambda self, force: 0\ntrainer(environment_factory=Shelf)": (
+        "environment Shelf: close needs force, and is called without arguments: take it off"
+    ),
+    f"{_SHELF}Shelf.get_reward = lambda self, completions: 1\ntrainer(environment_factory=Shelf)": (
+        "environment Shelf: get_reward needs completions, and is called without arguments"
+    ),
+    f"{_SHELF}trainer(environment_factory=[Shelf])": "pass a dict of classes by name, of which",
     "trainer(tool_response_truncate_side='end')": "use left, middle or right",
     "trainer(max_tool_calling_iterations=0)": "it must be at least 1",
     "trainer(max_tool_response_length=-1)": "it must be at least 1",
