@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -198,6 +199,16 @@ class Plan:
     """Result of a search, where one was asked for; the plan is then made with it."""
     change: Change | None = None
     """Change that makes the run fit, where it does not and one is found."""
+
+    def __str__(self) -> str:
+        """Returns the plan as `grpo-eqx plan` prints it."""
+        from rich.console import Console
+
+        from grpo_eqx.planner.report import WIDTH, print_plan
+
+        text = io.StringIO()
+        print_plan(self, Console(file=text, width=WIDTH))
+        return text.getvalue().rstrip("\n")
 
     @property
     def training(self) -> Mapping[str, PlannedProgram]:

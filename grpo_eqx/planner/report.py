@@ -18,7 +18,7 @@ from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.tracking.safe_console import safe_console
 
 GiB, MiB = 2**30, 2**20
-_PIPED_WIDTH = 120
+WIDTH = 120
 
 _SHOWN_SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "loss_backend", "optimizer",
@@ -35,7 +35,7 @@ _DURATIONS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 def wide_console() -> Console:
     """Returns a console of standard output, wide enough for tables where no terminal limits it."""
     limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return safe_console(width=None if limited else _PIPED_WIDTH)
+    return safe_console(width=None if limited else WIDTH)
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:

@@ -84,5 +84,5 @@ class CompilePhases:
         PHASES.begin(phase)
         when_compiled(f"{program}_program", done)  # as Compiler names the function
         if not PHASES.are_shown:
-            took = "" if before is None else f" (took {readable_seconds(before)} before)"
+            took = "" if before is None else f" ({readable_seconds(before)}, unless it is cached)"
             self._stages.say(f"{phase.text}{took}")

@@ -93,6 +93,7 @@ def test_the_report_has_every_program_and_ends_with_the_verdict(failing) -> None
     found = Found("num_generations", 8, {8: True, 9: False}, 1024)
     plan = dataclasses.replace(failing, found=found)
     print_plan(plan, Console(file=out, width=80))
+    assert str(plan).splitlines()[0] == out.getvalue().splitlines()[0]
     text = out.getvalue()
     for expected in ("generate", "update", "5.00", "125%", "1.00–1.20 s", "num_generations"):
         assert expected in text
