@@ -199,7 +199,7 @@ def test_the_learning_curve_is_drawn_while_the_run_goes_on(
         ),
         (
             {"rewards/judge/mean": float("nan"), "rewards/judge/std": float("nan")},
-            "Reward function judge returned None for all completions of steps 1 to 2",
+            "Reward function judge returned None for all completions of steps 1 to 5",
         ),
         ({"reward_std": float("inf")}, "The rewards of steps 1 to 2 are too large for float32"),
         ({"rewards/soft_overlong/mean": 0.0, "rewards/soft_overlong/std": 0.0}, None),
@@ -212,7 +212,7 @@ def test_what_is_sick_is_said_once_in_words_with_advice(
     said: str | None,
 ) -> None:
     with record(folder) as run:
-        for step in range(1, 5):
+        for step in range(1, 6):
             run.step(step, metrics(**others))
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
     assert len(warnings) == (said is not None)
