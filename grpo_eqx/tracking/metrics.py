@@ -65,8 +65,7 @@ class StepClock:
 def reward_metrics(rewards: Rewards) -> dict[str, float]:
     """Returns means and standard deviations under TRL's names."""
     total = rewards.total
-    # A group whose completions are lost, all or all but one, is no evidence of equal rewards, nor of
-    # rewards that differ.
+    # A group without two rewards, as where completions are lost, tells nothing of their equality.
     several = (~np.isnan(total)).sum(axis=1) > 1
     zero_std = all_equal(total, axis=1)[several, 0]
     with warnings.catch_warnings():

@@ -17,7 +17,12 @@ def test_rewards_have_trls_names() -> None:
 
 def test_groups_without_two_rewards_count_neither_as_equal_nor_as_different() -> None:
     nan = np.nan
-    of_none, of_one, equal, different = [[nan] * 3, [1.0, nan, nan], [1.0, nan, 1.0], [1.0, 2.0, nan]]
+    of_none, of_one, equal, different = [
+        [nan] * 3,
+        [1.0, nan, nan],
+        [1.0, nan, 1.0],
+        [1.0, 2.0, nan],
+    ]
 
     def share(*groups: list[float]) -> float:
         rewards = Rewards.of(("only",), np.array([groups]), (1.0,))

@@ -20,7 +20,8 @@ from grpo_eqx.tracking.metrics_file import is_of_step
 
 RULES: tuple[Rule, ...] = (
     rewards.NONE, rewards.ALL_MISSING, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES,
-    rewards.SUM_IS_CONSTANT, rewards.TOO_LARGE, rewards.FELL, groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
+    rewards.SUM_IS_CONSTANT, rewards.TOO_LARGE, rewards.FELL,
+    groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
     tools.NEVER_CALLED, tools.CALLS_FAIL, tools.SLOW, policy.WITHOUT_TOKEN,
     policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED,
     evaluations.EVALUATION_FALLS, policy.SAMPLER_GAP, policy.KL_BLEW_UP, policy.RATIOS_CLIPPED,

@@ -178,9 +178,9 @@ def _missing(history: History, name: str, count: int) -> bool:
 NONE = Rule(
     name="reward_none",
     metric="rewards/{func}/mean",
-    symptom="A function's reward is `None` for all completions over three steps and 80 problems, or "
-    "all that a shorter run has (8 problems at least). Nothing is said where it scored some of the "
-    "first steps and not others, because its problems are rare.",
+    symptom="A function's reward is `None` for all completions over three steps and 80 problems, "
+    "or all that a shorter run has (8 problems at least). Nothing is said where it scored some of "
+    "the first steps and not others, because its problems are rare.",
     cause="The function reads a column or a format that the data does not have, and takes each "
     "completion for one that it does not apply to.",
     advice="Look at what the function returns for a completion of the table in completions/, and "
