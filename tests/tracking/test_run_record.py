@@ -219,6 +219,18 @@ def test_what_is_sick_is_said_once_in_words_with_advice(
     assert all(str(said) in line and line.endswith(".") for line in warnings)
 
 
+def test_the_reward_of_an_environment_is_told_as_its_own_while_the_run_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = GRPOConfig(output_dir=folder).resolved()
+    layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
+    passed = {"environment_factory": "Maze, passed to GRPOTrainer"}
+    with RunRecord(cfg, layout, passed=passed) as run:
+        for step in (1, 2):
+            run.step(step, metrics(**{"rewards/Maze/mean": 0.0, "rewards/Maze/std": 0.0}))
+    assert "warning: Environment Maze gave the reward 0" in capsys.readouterr().out
+
+
 def test_a_fall_of_evaluations_is_said_when_it_is_recorded(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

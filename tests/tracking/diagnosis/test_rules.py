@@ -367,6 +367,21 @@ def test_rewards_of_environments_that_take_turns_are_not_missing() -> None:
         assert sicknesses(steps, prompts_per_step=prompts) == []
 
 
+def test_environments_that_take_turns_and_never_reward_are_told_of() -> None:
+    """Neither scores in every step, so that the rules on single functions see nothing."""
+    steps = steps_of(
+        **{
+            "rewards/Chess/mean": alternating(0.0, NAN, 2),
+            "rewards/Chess/std": alternating(0.0, NAN, 2),
+            "rewards/correct/mean": alternating(NAN, 0.0, 2),
+            "rewards/correct/std": alternating(NAN, 0.0, 2),
+            "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0,
+        }
+    )  # fmt: skip
+    (found,) = sicknesses(steps)
+    assert found.rule == "groups_without_variance"
+
+
 @pytest.mark.parametrize("reward", [0.0, 1.0, NAN])
 def test_the_reward_of_an_environment_is_told_as_its_own(reward: float) -> None:
     own: Mapping[str, Value] = {"rewards/Maze/mean": reward, "rewards/Maze/std": 0.0 * reward}
