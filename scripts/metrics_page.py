@@ -20,6 +20,10 @@ metrics only that its settings give a meaning. With several updates per rollout,
 are means over them, or extremes where the name says so.
 """
 NOTES = {
+    "Rewards": """\
+The length penalty of `overlong_buffer` is one more reward function, `soft_overlong`. What an
+environment rewards by itself has the name of its class.
+""",
     "Time and throughput": """\
 A **valid token** is a token of a completion that the step's loss counts. Prompts, padding and
 groups that `dynamic_sampling` replaced are not counted, nor are truncated completions with

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from grpo_eqx.common.durable import write_whole
 from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
 from grpo_eqx.data.trajectory import Group
 from grpo_eqx.rewards import Rewards
 from grpo_eqx.tracking.checked_parquet import to_parquet
@@ -48,7 +48,8 @@ def completion_columns(
     - `prompts`, `groups`, `texts`: the prompts, and their completions in tokens and in text.
       Lengths are of the tokens that the model wrote.
     - `rewards`, `advantages`: rewards and advantages of the completions.
-    - `acted`: their dialogues, where completions act.
+    - `acted`: their dialogues, where completions act. Where prompts name their environments, there
+      is a column of the names.
     """
     group = advantages.shape[1]
     asked = [prompt.text for prompt in prompts]
@@ -66,13 +67,18 @@ def completion_columns(
         "advantage": advantages.reshape(-1).tolist(),
         "length": [int(each.written.sum()) for each in completions],
         "truncated": [not each.is_finished for each in completions],
-        **({} if acted is None or not acted.counts.completions else _calls_of(acted)),
+        **({} if acted is None or not acted.counts.completions else _acts_of(prompts, acted)),
         **({} if rewards.logged is None else rewards.logged.table()),
     }
 
 
-def _calls_of(acted: Acted) -> dict[str, list[Any]]:
+def _acts_of(prompts: Sequence[Prompt], acted: Acted) -> dict[str, list[Any]]:
+    # Not the names of `acted.environments`, which has those of this process alone.
+    names = [prompt.columns.get(ENVIRONMENT) for prompt in prompts]
+    group = len(acted.each) // len(prompts)
+    named = all(isinstance(name, str) for name in names)
     return {
+        **({ENVIRONMENT: [name for name in names for _ in range(group)]} if named else {}),
         "tools/turns": [int(each.turns) for each in acted.each],
         "tools/calls": [int(each.calls) for each in acted.each],
         "tools/failures": [int(each.failures) for each in acted.each],

@@ -101,16 +101,15 @@ def as_block(
         (parts if len(each) > 1 else "", _LABEL),
         ("  advantage ", _LABEL), _signed(row["advantage"]),
         (f"  {row['length']:,} tokens", _LABEL),
-        (_calls(row), _LABEL),
+        (f", {calls}" if (calls := calls_in_words(row)) else "", _LABEL),
         (", truncated" if row["truncated"] else "", "yellow"),
         (", environment failed" if row.get("tools/lost") else "", "yellow"),
     )  # fmt: skip
     show = functools.partial(literal, encoding=encoding)
-    own = {*SHOWN_COLUMNS, *TOKEN_COLUMNS, *(f"rewards/{name}" for name in each)}
     logged = [
         _Unpadded(Text.assemble((f"{name} ", _LABEL), cut_in_the_middle(str(x), longest, show)), 2)
         for name, x in row.items()
-        if name not in own and not name.startswith("tools/") and x is not None
+        if is_logged(name) and x is not None
     ]
     prompt = cut_in_the_middle(row["prompt"], longest, show)
     prompt.stylize(_LABEL)
@@ -121,12 +120,18 @@ def as_block(
     return Group(_Unpadded(header), *texts, *logged, Text())
 
 
-def _calls(row: Mapping[str, Any]) -> str:
-    """Returns how many calls of tools a completion made, and how many failed."""
+def calls_in_words(row: Mapping[str, Any]) -> str:
+    """Returns how many calls of tools a completion made, and how many failed; empty if unknown."""
     if (calls := row.get("tools/calls")) is None:
         return ""
-    failed = f" ({row['tools/failures']} failed)" if row["tools/failures"] else ""
-    return f", {calls} call{'' if calls == 1 else 's'}{failed}"
+    failed = f" ({row['tools/failures']} failed)" if row.get("tools/failures") else ""
+    return f"{calls} call{'' if calls == 1 else 's'}{failed}"
+
+
+def is_logged(column: str) -> bool:
+    """Returns whether a column is shown below a completion, as those that functions have logged."""
+    own = column in SHOWN_COLUMNS or column in TOKEN_COLUMNS
+    return not own and not column.startswith(("rewards/", "tools/"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,13 +56,13 @@ _REWARDS = (
     ),
     Metric(
         "frac_reward_zero_std", "share",
-        "Share of groups of two or more rewards whose rewards are all equal: they teach nothing.",
+        "Share of groups of two or more rewards whose rewards are all equal, which teach nothing; "
+        "NaN where no group has two.",
         "well below 1",
     ),
     Metric(
         "rewards/{func}/mean", "reward",
-        "Mean of one reward function, without its weight, over the completions that it scored; "
-        "of `soft_overlong`, the length penalty of `overlong_buffer`.",
+        "Mean of one reward function, without its weight, over the completions that it scored.",
         "rises, or stays where it was while others rise",
     ),
     Metric(

@@ -65,11 +65,11 @@ class StepClock:
 def reward_metrics(rewards: Rewards) -> dict[str, float]:
     """Returns means and standard deviations under TRL's names."""
     total = rewards.total
-    # Groups of at least two rewards that are all equal, as in TRL.
+    # A group without two rewards, as where completions are lost, tells nothing of their equality.
     several = (~np.isnan(total)).sum(axis=1) > 1
-    zero_std = several & all_equal(total, axis=1)[:, 0]
+    zero_std = all_equal(total, axis=1)[several, 0]
     with warnings.catch_warnings():
-        # NaN is the right mean of rewards that are all missing.
+        # NaN is the right mean of rewards that are all missing, and of no groups.
         warnings.simplefilter("ignore", RuntimeWarning)
         metrics = {
             "reward": float(np.nanmean(total)),

@@ -75,7 +75,7 @@ class RunRecord:
         rewards = [metrics.get("reward", math.nan) for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(
-            dataclasses.asdict(cfg),
+            {**dataclasses.asdict(cfg), **self.passed},
             earlier.rows if continued else (),
             num_devices=layout.devices,
         )

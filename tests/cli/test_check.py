@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_is_read_up_to_its_last_whole_line(check: Check, tmp_
     assert code == 0
     assert "run: healthy after 1 step and 0 evaluations" in said
     assert "healthy  1 rule found nothing: skipped_updates" in said
-    assert "unknown  rules that look at more steps: reward_none (2), " in said
+    assert "unknown  rules that look at more steps: reward_none (5), " in said
 
 
 def test_a_folder_that_is_no_run_is_refused(check: Check, tmp_path: Path) -> None:

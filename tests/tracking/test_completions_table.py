@@ -67,6 +67,14 @@ def test_calls_are_counted_and_tokens_of_others_have_no_log_prob(
     assert np.isnan(logps).tolist() == [False, False, True]
 
 
+def test_environments_are_named_where_prompts_name_them(group: Group, rewards: Rewards) -> None:
+    acted = Acted(["1 + 1?"] * 2, [[]] * 2, [None] * 2, [ToolCounts()] * 2)
+    for columns, names in (({"environment": "shelf"}, ["shelf"] * 2), ({}, None)):
+        prompts, advantages = [Prompt("1 + 1?", columns)], np.array([[0.7, -0.7]])
+        table = completion_columns(3, prompts, [["a", "a"]], [group], rewards, advantages, acted)
+        assert table.get("environment") == names
+
+
 def test_columns_have_an_entry_for_each_completion(group: Group, rewards: Rewards) -> None:
     table = columns(group, rewards)
     assert table["step"] == [3, 3]

@@ -77,8 +77,11 @@ def test_a_table_has_prompts_completions_rewards_and_advantages() -> None:
 def test_a_block_has_logged_columns_below_the_completion() -> None:
     (row,) = rows(["right"], [1.0])
     logged = {"verdict": "[b]good", "score": 0.5, "missing": None, "tokens": ["right"]}
-    lines = printed(as_block({**row, **logged}, "utf-8", longest=80))
-    assert lines[2:] == ["  How many?", "    right", "  verdict [b]good", "  score 0.5", ""]
+    acts = {"environment": "shelf", "tools/calls": 1, "tools/failures": 1}
+    lines = printed(as_block({**row, **acts, **logged}, "utf-8", longest=80), 160)
+    assert lines[0].endswith("1,234 tokens, 1 call (1 failed), truncated")
+    below = ["  environment shelf", "  verdict [b]good", "  score 0.5", ""]
+    assert lines[1:] == ["  How many?", "    right", *below]
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

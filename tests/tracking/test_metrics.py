@@ -15,11 +15,22 @@ def test_rewards_have_trls_names() -> None:
     np.testing.assert_allclose(metrics["reward_std"], np.sqrt(1 / 3))
 
 
-def test_groups_without_two_rewards_have_no_deviation_to_be_zero() -> None:
-    """TRL's `nanstd` of fewer is NaN, which it does not count as zero."""
+def test_groups_without_two_rewards_count_neither_as_equal_nor_as_different() -> None:
     nan = np.nan
-    each = np.array([[[nan, nan, nan], [1.0, nan, nan], [1.0, nan, 1.0], [1.0, 2.0, nan]]])
-    assert reward_metrics(Rewards.of(("only",), each, (1.0,)))["frac_reward_zero_std"] == 0.25
+    of_none, of_one, equal, different = [
+        [nan] * 3,
+        [1.0, nan, nan],
+        [1.0, nan, 1.0],
+        [1.0, 2.0, nan],
+    ]
+
+    def share(*groups: list[float]) -> float:
+        rewards = Rewards.of(("only",), np.array([groups]), (1.0,))
+        return reward_metrics(rewards)["frac_reward_zero_std"]
+
+    assert share(of_none, of_one, equal, different) == share(equal, different) == 0.5
+    assert share(of_none, of_one, equal) == 1.0
+    assert np.isnan(share(of_none, of_one))
 
 
 def test_updates_merge_by_mean_or_extreme_as_the_name_says() -> None:

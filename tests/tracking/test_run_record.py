@@ -199,7 +199,7 @@ def test_the_learning_curve_is_drawn_while_the_run_goes_on(
         ),
         (
             {"rewards/judge/mean": float("nan"), "rewards/judge/std": float("nan")},
-            "Reward function judge returned None for all completions of steps 1 to 2",
+            "Reward function judge returned None for all completions of steps 1 to 5",
         ),
         ({"reward_std": float("inf")}, "The rewards of steps 1 to 2 are too large for float32"),
         ({"rewards/soft_overlong/mean": 0.0, "rewards/soft_overlong/std": 0.0}, None),
@@ -212,11 +212,23 @@ def test_what_is_sick_is_said_once_in_words_with_advice(
     said: str | None,
 ) -> None:
     with record(folder) as run:
-        for step in range(1, 5):
+        for step in range(1, 6):
             run.step(step, metrics(**others))
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
     assert len(warnings) == (said is not None)
     assert all(str(said) in line and line.endswith(".") for line in warnings)
+
+
+def test_the_reward_of_an_environment_is_told_as_its_own_while_the_run_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = GRPOConfig(output_dir=folder).resolved()
+    layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
+    passed = {"environment_factory": "Maze, passed to GRPOTrainer"}
+    with RunRecord(cfg, layout, passed=passed) as run:
+        for step in (1, 2):
+            run.step(step, metrics(**{"rewards/Maze/mean": 0.0, "rewards/Maze/std": 0.0}))
+    assert "warning: Environment Maze gave the reward 0" in capsys.readouterr().out
 
 
 def test_a_fall_of_evaluations_is_said_when_it_is_recorded(

@@ -19,8 +19,9 @@ from grpo_eqx.tracking.diagnosis.rule import Finding, Rule
 from grpo_eqx.tracking.metrics_file import is_of_step
 
 RULES: tuple[Rule, ...] = (
-    rewards.NONE, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES, rewards.SUM_IS_CONSTANT,
-    rewards.TOO_LARGE, rewards.FELL, groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
+    rewards.NONE, rewards.ALL_MISSING, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES,
+    rewards.SUM_IS_CONSTANT, rewards.TOO_LARGE, rewards.FELL,
+    groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
     tools.NEVER_CALLED, tools.CALLS_FAIL, tools.SLOW, policy.WITHOUT_TOKEN,
     policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED,
     evaluations.EVALUATION_FALLS, policy.SAMPLER_GAP, policy.KL_BLEW_UP, policy.RATIOS_CLIPPED,
@@ -38,7 +39,7 @@ class Doctor:
     def __init__(self, settings: Mapping[str, Any], past: Iterable[Row] = (), *, num_devices: int):
         """**Arguments:**
 
-        - `settings`: the fields of the run's config.
+        - `settings`: the fields of the run's config, and descriptions of what was passed besides.
         - `past`: for a resumed run, metrics of earlier steps and evaluations, with the number of
           their step as `step`.
         - `num_devices`: devices of the run, over all hosts.
@@ -78,7 +79,7 @@ def diagnose(
 
     **Arguments:**
 
-    - `settings`: the fields of the run's config.
+    - `settings`: the fields of the run's config, and descriptions of what was passed besides.
     - `steps`, `evaluations`: their metrics, oldest first, with the step's number as `step`. Metrics
       may be missing or NaN.
     - `num_devices`: devices of the run, over all hosts; without it, some rules are silent.

@@ -38,7 +38,7 @@ def without_variance(history: History) -> Iterator[Seen]:
     noise = _NOISE * math.sqrt(_MOST * (1 - _MOST) / (count * max(history.prompts, 1)))
     if len(shares) < count or (share := fmean(shares)) < _MOST + noise:
         return
-    if constant(history, "reward", min(count, len(history.steps))) is not None:
+    if _is_constant(history, min(count, len(history.steps))):
         return  # the rules on constant rewards say more
     reward = fmean(history.last("reward", count) or [0.0])
     if history.is_solved(count):
@@ -61,6 +61,16 @@ def without_variance(history: History) -> Iterator[Seen]:
 
 def _steps(history: History) -> int:
     return history.window_of(_GROUPS, history.prompts, _STEPS)
+
+
+def _is_constant(history: History, count: int) -> bool:
+    """Returns whether all rewards are equal, and each function scored in every step.
+
+    Of functions that did not, as those of environments that take turns, no other rule tells it.
+    """
+    means = [history.last(f"rewards/{func}/mean", count) for func in history.reward_funcs]
+    scored = all(len(values) == count for values in means)
+    return scored and constant(history, "reward", count) is not None
 
 
 def _before(history: History) -> str:

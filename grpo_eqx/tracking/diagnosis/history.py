@@ -7,6 +7,7 @@ from statistics import fmean, median, variance
 from typing import Any, SupportsFloat
 
 from grpo_eqx.common.choices import SOFT_OVERLONG
+from grpo_eqx.tracking.run_folder import PASSED
 
 EQUAL = 1e-6
 """Largest standard deviation over mean of rewards that count as equal up to rounding."""
@@ -29,7 +30,8 @@ class History:
     def __init__(self, settings: Mapping[str, Any], num_devices: int | None = None):
         """**Arguments:**
 
-        - `settings`: the fields of the run's resolved config; any may be missing.
+        - `settings`: the fields of the run's resolved config, and descriptions of what was passed
+          besides; any may be missing.
         - `num_devices`: devices of the run, over all hosts; `None` if unknown.
         """
         self.settings = settings
@@ -106,13 +108,27 @@ class History:
 
     @cached_property
     def reward_funcs(self) -> Sequence[str]:
-        """Names of the reward functions, without the length penalty, which may rightly be 0."""
+        """Names of the reward functions, those of environments included.
+
+        Without the length penalty, which may rightly be 0.
+        """
         names = [
             name.removeprefix(_OF_FUNCTION).removesuffix(_MEAN)
             for name in self.steps[0]
             if name.startswith(_OF_FUNCTION) and name.endswith(_MEAN)
         ]
         return [name for name in names if name != SOFT_OVERLONG]
+
+    @cached_property
+    def environments(self) -> Sequence[str]:
+        """Names of the environments' classes, under which their own rewards are logged."""
+        passed = str(self.setting("environment_factory", ""))
+        return passed.removesuffix(PASSED).split(", ") if passed else []
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether completions call tools, or act in environments."""
+        return math.isfinite(self.newest("tools/call_frequency"))
 
     def is_solved(self, count: int) -> bool:
         """Returns whether nothing is left to gain in the last `count` steps.

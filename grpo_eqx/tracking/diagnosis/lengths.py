@@ -43,10 +43,22 @@ def truncated(history: History) -> Iterator[Seen]:
         yield Seen(
             f"{clipped:.0%} of the completions of {history.span(count)} were cut off at "
             f"max_completion_length ({limit}) before they ended{reward}.",
-            f"Raise max_completion_length{ends}."
-            if history.setting("mask_truncated_completions", False)
-            else f"{TRUNCATED.advice[:-1]}{ends}.",
+            f"{'; '.join(_ways_out(history))}{ends}.",
         )
+
+
+def _ways_out(history: History) -> Iterator[str]:
+    """Yields what helps where many completions are cut off, as parts of a sentence."""
+    masks = history.setting("mask_truncated_completions", False)
+    if history.has_tools:
+        yield "Raise max_completion_length, in which answers of tools and environments count, too"
+        yield f"{'or ' * masks}limit an answer with max_tool_response_length"
+    else:
+        yield "Raise max_completion_length"
+        if not masks:
+            yield "ask for shorter answers in the system_prompt"
+    if not masks:
+        yield "or leave what is cut off out of the loss (mask_truncated_completions)"
 
 
 def exploded(history: History) -> Iterator[Seen]:
@@ -101,9 +113,9 @@ TRUNCATED = Rule(
     "(`completions/clipped_ratio`) over three steps; a quarter, where no completion has a reward. "
     "It was so from the start.",
     cause="The limit is shorter than the model's answers.",
-    advice="Raise max_completion_length, in which answers of tools and environments count, too; "
-    "ask for shorter answers in the system_prompt; or leave what is cut off out of the loss "
-    "(mask_truncated_completions).",
+    advice="Raise max_completion_length; ask for shorter answers in the system_prompt or, of tools "
+    "and environments, limit them with max_tool_response_length; or leave what is cut off out of "
+    "the loss (mask_truncated_completions).",
     look=truncated,
     steps=lambda history: history.window(_WINDOW),
 )

@@ -12,6 +12,14 @@ _EVIDENCE = 256
 many would all be wrong in 1 of 200 cases."""
 _EVIDENCE_OF_SHORT_RUNS = 32
 """Completions that are enough in runs with fewer completions."""
+_PROBLEMS = 80
+"""Problems of which none was scored that count as evidence. Of several tasks or environments, each
+is scored by its own functions; if one problem in twenty were a function's, this many would all be
+others in 1 of 60 cases."""
+_PROBLEMS_OF_SHORT_RUNS = 8
+"""Problems that are enough in runs with fewer problems."""
+_UNSCORED = 3
+"""Fewest steps of these problems."""
 _IN_A_ROW = 2
 """Steps after which a state of all completions is not due to a single batch."""
 _FALL = 0.5
@@ -21,24 +29,45 @@ _NOISE = 7.0
 """Fall in standard errors of a window's mean, where each group counts as one reward. Large enough
 for medians, and for the best of many windows, which exceeds the mean by chance."""
 _WINDOW = 10
+_OF_ENVIRONMENT_ZERO = (
+    "Read a few completions with grpo-eqx inspect, and see what get_reward, or step, would have to "
+    "reward in them; where it is right, begin with easier problems, more num_generations, or a "
+    "reward for parts of the way."
+)
+_OF_ENVIRONMENT = (
+    "Read a few completions with grpo-eqx inspect, and see what get_reward, or step, should not "
+    "have rewarded in them; where it is right, choose harder problems."
+)
 
 
 def none(history: History) -> Iterator[Seen]:
-    count = history.window(_IN_A_ROW)
-    if _missing(history, "reward", count):
-        yield Seen(
-            f"No completion had a reward, so {history.span(count)} trained nothing.",
-            "Let at least one reward function return a number for each completion, or see why it "
-            "failed (rewards/*/num_failed).",
-        )
-        return
+    count = _steps_of_problems(history)
+    if count * history.prompts < _PROBLEMS_OF_SHORT_RUNS or _is_nan(history, "reward"):
+        return  # of no reward at all, another rule says more
     for func in history.reward_funcs:
-        if _missing(history, f"rewards/{func}/mean", count):
+        name = f"rewards/{func}/mean"
+        if not _missing(history, name, count):
+            continue
+        if 0 < len(history.first(name, count)) < count:
+            continue  # its problems are rare
+        if func in history.environments:
+            yield Seen(
+                f"Environment {func} rewarded no completion of {history.span(count)}.",
+                "See that its get_reward returns numbers, and that the data have problems of it.",
+                subject=func,
+            )
+        else:
             yield Seen(
                 f"Reward function {func} returned None for all completions of "
                 f"{history.span(count)}.",
                 subject=func,
             )
+
+
+def all_missing(history: History) -> Iterator[Seen]:
+    count = history.window(_IN_A_ROW)
+    if _missing(history, "reward", count):
+        yield Seen(f"No completion had a reward, so {history.span(count)} trained nothing.")
 
 
 def never_fires(history: History) -> Iterator[Seen]:
@@ -56,9 +85,12 @@ def _constant(history: History, *, zero: bool) -> Iterator[Seen]:
     for func in history.reward_funcs:
         value = constant(history, f"rewards/{func}", count)
         if value is not None and (value == 0) == zero:
+            is_own = func in history.environments
+            who = f"Environment {func} gave" if is_own else f"Reward function {func} returned"
             yield Seen(
-                f"Reward function {func} returned {value:g} for all completions of "
+                f"{who} {'the reward ' * is_own}{value:g} for all completions of "
                 f"{history.span(count)} that it scored: from equal rewards nothing is learned.",
+                (_OF_ENVIRONMENT_ZERO if zero else _OF_ENVIRONMENT) if is_own else None,
                 subject=func,
             )
 
@@ -128,6 +160,14 @@ def fell(history: History) -> Iterator[Seen]:
         )
 
 
+def _steps_of_problems(history: History) -> int:
+    return history.window_of(_PROBLEMS, history.prompts, _UNSCORED)
+
+
+def _is_nan(history: History, name: str) -> bool:
+    return name in history.steps[-1] and math.isnan(history.newest(name))
+
+
 def _missing(history: History, name: str, count: int) -> bool:
     if math.isfinite(history.newest(name)):
         return False
@@ -138,13 +178,24 @@ def _missing(history: History, name: str, count: int) -> bool:
 NONE = Rule(
     name="reward_none",
     metric="rewards/{func}/mean",
-    symptom="A function's reward is `None` for all completions of two steps in a row, or no "
-    "completion has any reward.",
+    symptom="A function's reward is `None` for all completions over three steps and 80 problems, "
+    "or all that a shorter run has (8 problems at least). Nothing is said where it scored some of "
+    "the first steps and not others, because its problems are rare.",
     cause="The function reads a column or a format that the data does not have, and takes each "
     "completion for one that it does not apply to.",
     advice="Look at what the function returns for a completion of the table in completions/, and "
     "at the columns that it reads.",
     look=none,
+    steps=_steps_of_problems,
+)
+ALL_MISSING = Rule(
+    name="no_reward",
+    metric="reward",
+    symptom="No completion of two steps in a row has any reward.",
+    cause="All functions return `None`, or fail.",
+    advice="Let at least one reward function, or get_reward of the environment, return a number "
+    "for each completion, or see why it failed (rewards/*/num_failed).",
+    look=all_missing,
     steps=lambda history: history.window(_IN_A_ROW),
 )
 NEVER_FIRES = Rule(

@@ -18,8 +18,19 @@ _HALF = 0.5
 def never_called(history: History) -> Iterator[Seen]:
     count = history.window_of(_EVIDENCE, history.completions, _WINDOW)
     calls = history.last(_CALLS, count)
-    if len(calls) == count and not any(calls):
-        yield Seen(f"No completion of {history.span(count)} called a tool, or ended a turn.")
+    if len(calls) != count or any(calls):
+        return
+    clipped = history.last("completions/clipped_ratio", count)
+    if len(clipped) == count and min(clipped) == 1:
+        limit = history.setting("max_completion_length", "the limit")
+        yield Seen(
+            f"No completion of {history.span(count)} called a tool, or ended a turn: all were cut "
+            f"off at max_completion_length ({limit}).",
+            "Raise max_completion_length: a turn that is cut off has no calls, and is passed to no "
+            "environment.",
+        )
+    else:  # in an environment that takes whole turns, one that ends is a call
+        yield Seen(f"No completion of {history.span(count)} called a tool.")
 
 
 def calls_fail(history: History) -> Iterator[Seen]:
@@ -45,7 +56,7 @@ NEVER_CALLED = Rule(
     name="tools_never_called",
     metric=_CALLS,
     symptom="No completion calls a tool, or ends a turn of its game (`tools/call_frequency`), over "
-    "three steps and 256 completions.",
+    "three steps and 256 completions, or all that a shorter run has.",
     cause="The model does not know the format of calls, or has no reason to call; or turns are cut "
     "off before they end.",
     advice="Read a few completions: where they have no calls, ask for them in system_prompt, and "
@@ -59,8 +70,10 @@ CALLS_FAIL = Rule(
     metric=_FAILED,
     symptom="Nine in ten calls fail (`tools/failure_frequency`) over three steps.",
     cause="A tool is broken, or the model calls it with wrong arguments.",
-    advice="Read the answers in the completions; a warning has the first error of each tool, and "
-    "tool_failures stop ends a run at the first call that raises.",
+    advice="Read the answers with grpo-eqx inspect. Of a tool that raises, a warning has the first "
+    "error, and tool_failures stop ends the run there. Calls of unknown tools, or with wrong "
+    "arguments, are only answered: where there are many, explain the arguments in the tools' "
+    "docstrings, and begin with a model that was trained with tools.",
     look=calls_fail,
     steps=lambda history: history.window(_WINDOW),
 )

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from grpo_eqx.tracking.checked_parquet import read_parquet
-from grpo_eqx.tracking.completions_view import evenly
-from grpo_eqx.tracking.safe_console import cut_in_the_middle
+from grpo_eqx.tracking.completions_view import calls_in_words, evenly, is_logged
+from grpo_eqx.tracking.safe_console import cut_in_the_middle, literal
 
 _SHOWN = 3
 """Completions of each kind."""
@@ -37,6 +37,10 @@ class Example:
     truncated: bool
     rewards: Mapping[str, float]
     """The reward of each function."""
+    calls: str = ""
+    """Its calls of tools in words; empty until it is chosen, and without tools."""
+    logged: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Values of columns that functions have logged; empty until it is chosen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,22 +118,37 @@ def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
 
 
 class _Texts:
-    """Texts of completions. A table is read once, when its first text is needed."""
+    """Texts of completions, and what was logged of them.
+
+    A table is read once, when its first text is needed.
+    """
 
     def __init__(self, tables: Mapping[int, Path], gaps: list[str]):
         self._tables, self._gaps = tables, gaps
-        self._read: dict[int, list[str]] = {}
+        self._read: dict[int, list[dict[str, Any]]] = {}
 
     def filled(self, example: Example) -> Example:
         """Returns an example with its text, which is empty if it cannot be read."""
         if example.step not in self._read:
             self._read[example.step] = self._of(self._tables[example.step])
-        texts = self._read[example.step]
-        return dataclasses.replace(example, completion=texts[example.row] if texts else "")
+        rows = self._read[example.step]
+        if not rows:
+            return example
+        row = rows[example.row]
+        return dataclasses.replace(
+            example,
+            completion=str(row["completion"]),
+            calls=calls_in_words(row),
+            logged={
+                literal(name, newlines=False).plain: str(x)
+                for name, x in row.items()
+                if is_logged(name) and x is not None
+            },
+        )
 
-    def _of(self, path: Path) -> list[str]:
+    def _of(self, path: Path) -> list[dict[str, Any]]:
         try:
-            return list(map(str, read_parquet(path, lambda _: ["completion"])[0].to_pylist()))
+            return read_parquet(path, _of_chosen).to_pylist()
         except ValueError as error:
             self._gaps.append(_gap(path, error))
             return []
@@ -145,6 +164,15 @@ def _shown(columns: Sequence[str]) -> list[str]:
     if "completion" not in columns:
         raise ValueError("it has no column 'completion'")
     return [name for name in columns if name in _COLUMNS or name.startswith("rewards/")]
+
+
+def _of_chosen(columns: Sequence[str]) -> list[str]:
+    """Returns the columns to read for chosen examples."""
+    return [
+        name
+        for name in columns
+        if name == "completion" or name.startswith("tools/") or is_logged(name)
+    ]
 
 
 def _example(row: Mapping[str, Any], step: int, number: int) -> Example:

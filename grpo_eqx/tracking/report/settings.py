@@ -15,6 +15,8 @@ OF_SEEDS = frozenset({"seed", "output_dir", "run_name"})
 _NAMES_OF_RUNS = frozenset({"output_dir", "run_name"})
 UNKNOWN = "-"
 """Text for an unknown value, such as the default of a setting of another version."""
+UNUSED = "unused"
+"""Text for a setting that is `None` because others of the run leave it without meaning."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +51,21 @@ def special_settings(configs: Sequence[Mapping[str, Any]]) -> list[Setting]:
     for name in names:
         default = next((change[name] for change in changes if name in change), None)
         if default is not None and name not in _NAMES_OF_RUNS:
-            values = [shown(config[name]) if name in config else UNKNOWN for config in configs]
+            values = [
+                _value(config, name, is_default=name not in change, default=default)
+                for config, change in zip(configs, changes, strict=True)
+            ]
             found.append(Setting(name, values, default))
     return found
+
+
+def _value(config: Mapping[str, Any], name: str, *, is_default: bool, default: str) -> str:
+    """Returns a run's value as text, beside a default of another run that has changed it."""
+    if name not in config:
+        return UNKNOWN
+    if is_default and config[name] is None and default != shown(None):
+        return UNUSED
+    return shown(config[name])
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, str]:

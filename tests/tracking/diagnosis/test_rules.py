@@ -40,11 +40,20 @@ CASES = [
     Case(
         "reward_none",
         {"rewards/judge/mean": NAN, "rewards/judge/std": NAN},
-        {"rewards/judge/mean": alternating(NAN, 0.5, 2), "rewards/judge/std": 0.1},
-        "Reward function judge returned None for all completions of steps 1 to 2",
+        {"rewards/judge/mean": alternating(NAN, 0.5, 5), "rewards/judge/std": 0.1},
+        "Reward function judge returned None for all completions of steps 1 to 5",
+    ),
+    Case(  # it scored some of the first problems, which are rare, and then none for a while
+        "reward_none",
+        {"rewards/judge/mean": from_step(10, NAN, 0.5), "rewards/judge/std": 0.1},
+        {
+            "rewards/judge/mean": lambda step: NAN if step >= 10 or step % 2 else 0.5,
+            "rewards/judge/std": 0.1,
+        },
+        "Reward function judge returned None for all completions of steps 10 to 14",
     ),
     Case(
-        "reward_none",
+        "no_reward",
         {"reward": from_step(5, NAN, 0.5), "reward_std": from_step(5, NAN, 0.5)},
         {"reward": alternating(0.5, NAN, 5), "reward_std": alternating(0.5, NAN, 5)},
         "No completion had a reward, so steps 5 to 6 trained nothing",
@@ -120,7 +129,14 @@ CASES = [
         "tools_never_called",
         {"tools/call_frequency": 0.0},
         {"tools/call_frequency": alternating(0.0, 1 / 128, 3)},
-        "No completion of steps 1 to 3 called a tool, or ended a turn.",
+        "No completion of steps 1 to 3 called a tool.",
+    ),
+    Case(
+        "tools_never_called",
+        {"tools/call_frequency": 0.0, "completions/clipped_ratio": 1.0},
+        {"tools/call_frequency": 1 / 128},
+        "No completion of steps 1 to 3 called a tool, or ended a turn: all were cut off at "
+        "max_completion_length (48).",
     ),
     Case(
         "tools_fail",
@@ -337,6 +353,60 @@ def rewards_of(
         "rewards/correct/mean": mean, "rewards/correct/std": std,
         "frac_reward_zero_std": float((rewards.max(1) == rewards.min(1)).mean()),
     }  # fmt: skip
+
+
+def test_rewards_of_environments_that_take_turns_are_not_missing() -> None:
+    """Each is `None` for the problems of the other, and small steps have but one of them."""
+    for prompts, of_chess in ((1, lambda step: step % 3 == 0), (2, lambda step: step > 2)):
+        steps = steps_of(
+            **{
+                "rewards/Chess/mean": lambda step, has=of_chess: 0.4 if has(step) else NAN,
+                "rewards/Maze/mean": lambda step, has=of_chess: NAN if has(step) else 0.4,
+            }
+        )
+        assert sicknesses(steps, prompts_per_step=prompts) == []
+
+
+def test_environments_that_take_turns_and_never_reward_are_told_of() -> None:
+    """Neither scores in every step, so that the rules on single functions see nothing."""
+    steps = steps_of(
+        **{
+            "rewards/Chess/mean": alternating(0.0, NAN, 2),
+            "rewards/Chess/std": alternating(0.0, NAN, 2),
+            "rewards/correct/mean": alternating(NAN, 0.0, 2),
+            "rewards/correct/std": alternating(NAN, 0.0, 2),
+            "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0,
+        }
+    )  # fmt: skip
+    (found,) = sicknesses(steps)
+    assert found.rule == "groups_without_variance"
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, NAN])
+def test_the_reward_of_an_environment_is_told_as_its_own(reward: float) -> None:
+    own: Mapping[str, Value] = {"rewards/Maze/mean": reward, "rewards/Maze/std": 0.0 * reward}
+    passed = "Chess, Maze, passed to GRPOTrainer"
+    (found,) = sicknesses(steps_of(5, **own), environment_factory=passed)
+    gave = f"gave the reward {reward:g} for all" if reward == reward else "rewarded no completion"
+    assert found.text.startswith(f"Environment Maze {gave}")
+    assert "get_reward" in found.advice
+    (of_function,) = sicknesses(steps_of(5, **own), environment_factory="Chess")
+    assert of_function.text.startswith("Reward function Maze returned")
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_what_shortens_completions_depends_on_who_writes_them(masks: bool) -> None:
+    clipped: Mapping[str, Value] = {"completions/clipped_ratio": 0.75}
+    (plain,) = sicknesses(steps_of(**clipped), mask_truncated_completions=masks)
+    steps = steps_of(**clipped, **{"tools/call_frequency": 1.0})
+    (acting,) = sicknesses(steps, mask_truncated_completions=masks)
+    assert ("system_prompt" in plain.advice) == (not masks)
+    assert "tools" not in plain.advice
+    assert "answers of tools and environments count" in acting.advice
+    assert "max_tool_response_length" in acting.advice
+    assert "system_prompt" not in acting.advice
+    for advice in (plain.advice, acting.advice):
+        assert ("mask_truncated_completions" in advice) == (not masks)
 
 
 def test_a_fall_with_the_reward_is_no_hacking() -> None:

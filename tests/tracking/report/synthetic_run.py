@@ -103,5 +103,8 @@ def write_table(folder: Path, step: int, random: np.random.Generator) -> None:
         "advantage": (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1),
         "length": [100] * 128,
         "truncated": [False] * 128,
+        "tools/calls": [2] * 128,
+        "tools/failures": [1] * 128,
+        "verdict": [f"good {HOSTILE}"] * 128,
     }  # fmt: skip
     pq.write_table(pa.table(table), folder / "completions" / f"step_{step:06d}.parquet")

@@ -37,6 +37,20 @@ def test_best_and_worst_are_of_the_last_table_and_of_different_prompts(tmp_path:
     assert not {x.completion for x in chosen.best} & {x.completion for x in chosen.worst}
 
 
+def test_chosen_completions_have_their_calls_and_what_functions_logged(tmp_path: Path) -> None:
+    table = {
+        "prompt": ["a", "a"], "completion": ["right", "wrong"], "reward": [1.0, 0.0],
+        "advantage": [1.0, -1.0], "rewards/correct": [1.0, 0.0],
+        "tools/turns": [1, 3], "tools/calls": [1, 3], "tools/failures": [1, 0],
+        "verdict": ["good", None], "score": [0.5, 0.25], "tokens": [["right"], ["wrong"]],
+    }  # fmt: skip
+    pq.write_table(pa.table(table), tmp_path / "table.parquet")
+    chosen = choose_examples({1: tmp_path / "table.parquet"}, [])
+    (best,), (worst,) = chosen.best, chosen.worst
+    assert (best.calls, best.logged) == ("1 call (1 failed)", {"verdict": "good", "score": "0.5"})
+    assert (worst.calls, worst.logged) == ("3 calls", {"score": "0.25"})
+
+
 def test_prompts_that_come_again_are_compared_by_their_mean_reward(tmp_path: Path) -> None:
     early = [("a", "a1", 0.0, 0.0), ("a", "a2", 1.0, 0.0), ("b", "b1", 0.0, 0.0)]
     late = [("a", "a3", 1.0, 0.0), ("a", "a4", 1.0, 0.0), ("b", "b2", 1.0, 0.0)]

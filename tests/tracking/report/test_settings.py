@@ -40,6 +40,16 @@ def test_runs_are_compared_setting_by_setting() -> None:
     ]
 
 
+def test_a_setting_without_meaning_in_a_run_is_unused_there() -> None:
+    first = GRPOConfig(log_completions=True, num_completions_to_print=2)
+    shown = {x.name: x for x in special_settings([recorded(first), recorded(GRPOConfig())])}
+    printed = shown["num_completions_to_print"]
+    assert (printed.values, printed.default) == (["2", "unused"], "4")
+    pair = GRPOConfig(max_num_seqs=32), GRPOConfig()  # None has a meaning of its own
+    (slots,) = special_settings(list(map(recorded, pair)))
+    assert (slots.values, slots.default) == (["32", "None"], "None")
+
+
 def test_settings_of_another_version_are_shown_as_they_are() -> None:
     config = recorded(GRPOConfig(steps=5)) | {"of_a_subclass": [1, 2], "loss_type": "gone"}
     shown = {x.name: (list(x.values), x.default) for x in special_settings([config])}
