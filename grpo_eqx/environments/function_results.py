@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,19 @@ import numpy as np
 from grpo_eqx.common.errors import UserError, did_you_mean, listed
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.environments.dialogues import is_ids
+from grpo_eqx.rewards.logged import OF_TRAINING
+from grpo_eqx.rewards.outcomes import ENVIRONMENTS
 
 _NEEDED = "prompt_ids", "completion_ids", "logprobs"
 _MASK = "env_mask"
 OF_TOKENS = (*_NEEDED, _MASK)
 """Entries that hold tokens; reward functions get the others."""
+_TAKEN = frozenset({"prompts", "completions", ENVIRONMENTS, *OF_TRAINING})
+_ROUNDING = 1e-3
+"""Log-prob up to which other engines may round."""
+_CONVERT: Mapping[str, Callable[[Any], Any]] = {
+    "prompt_ids": int, "completion_ids": int, "logprobs": lambda x: min(float(x), 0.0), _MASK: int,
+}  # fmt: skip
 
 
 def read_completions(
@@ -38,6 +46,8 @@ def read_completions(
         raise _broken(f"a dict without {listed(missing)}{guess}: add them, a list each")
     made: dict[str, list[Any]] = {}
     for name, values in returned.items():
+        if not isinstance(name, str) or name in _TAKEN:
+            raise _broken(f"{brief(name)}, and reward functions get their own: give another name")
         if not isinstance(values, list | tuple | np.ndarray):
             if name in OF_TOKENS:
                 raise _broken(f"{name} {brief(values)}: give a list with an entry per completion")
@@ -52,6 +62,8 @@ def read_completions(
     for n in range(count):
         own = {name: made[name][n] for name in OF_TOKENS}
         _check_completion(n, own, max_prompt_length, vocab_size)
+        for name, convert in _CONVERT.items():
+            made[name][n] = [convert(x) for x in own[name]]
     return made
 
 
@@ -76,7 +88,7 @@ def _check_completion(
                 f"{brief(written)} in {_MASK}[{n}]: give 1 for what the model wrote, or 0"
             )
         if written and not (
-            isinstance(value, numbers.Real) and math.isfinite(value) and value <= 0
+            isinstance(value, numbers.Real) and math.isfinite(value) and value <= _ROUNDING
         ):
             raise _broken(f"{brief(value)} in logprobs[{n}]: give log-probs, which are at most 0")
 

@@ -173,12 +173,14 @@ class EnvironmentKind:
 
 def _needed(method: Any) -> str | None:
     """Returns an argument that a bound method cannot be called without, if there is one."""
-    if not callable(method):
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # no method, or one in C
         return None
     return next(
         (
             name
-            for name, each in inspect.signature(method).parameters.items()
+            for name, each in parameters.items()
             if each.default is each.empty
             and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         ),
@@ -292,8 +294,12 @@ class Environments:
 
     @property
     def game_rewards(self) -> dict[str, RewardFunc]:
-        """Reward functions of the classes whose `step` takes whole turns."""
-        classes = {kind.cls.__name__ for kind in self.kinds.values() if kind.takes_turns}
+        """Reward functions of the classes whose reward is the sum of those of their steps."""
+        classes = {
+            kind.cls.__name__
+            for kind in self.kinds.values()
+            if kind.takes_turns and kind.cls.get_reward is Environment.get_reward
+        }
         return {name: func for name, func in self.own_rewards.items() if name in classes}
 
     @property

@@ -1,20 +1,25 @@
 """Completions that a function of the user's makes, by TRL's contract of `rollout_func`."""
 
+import copy
 import dataclasses
 import itertools
+import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from grpo_eqx.common.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError, UserError, first_line
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.data.acted import Acted, ToolCounts
 from grpo_eqx.data.batches import padded_length
 from grpo_eqx.data.prompts import Conversation, Prompt
+from grpo_eqx.data.records import is_message
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
-from grpo_eqx.distributed.exchange import from_main
+from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.environments.dialogues import is_ids
 from grpo_eqx.environments.function_results import OF_TOKENS, read_completions
@@ -35,8 +40,9 @@ after the other. It returns a dict with an entry for each of them: `prompt_ids`,
 wrote. Reward functions get what else it returns.
 """
 
-_OF_OTHERS, _CALLS = 1 << 20, 1 << 8
-"""First row of prompts besides those of a step, and rows for each prompt of a step."""
+_OF_OTHERS, _CALLS, _LAST = 1 << 20, 1 << 10, (1 << 31) - 1
+"""In addresses of draws: first row of prompts besides those of a step, rows for each prompt of a
+step, and the row from which those that fill a batch up are counted down."""
 
 
 class RolloutTrainer:
@@ -59,13 +65,16 @@ class RolloutTrainer:
 
         **Arguments:**
 
-        - `prompts`: conversations or texts, as problems have them, or lists of tokens.
+        - `prompts`: a list of conversations or texts, as problems have them, or lists of tokens.
+          Give many at once: they are decoded together.
         - `completions`: tokens with which each completion begins, such as earlier turns; by default
           none.
 
         **Returns:** a dict for each prompt: `prompt_ids`, `completion_ids`, `logprobs`, and `text`,
         without special tokens. The last three are of what the model wrote now. It has its end
         token, unless it was cut off at `max_completion_length` tokens of all turns.
+
+        Raises `UserError` for what is no prompt, and outside the function's call or its thread.
         """
         return self._sampler.generate(prompts, completions)
 
@@ -93,6 +102,10 @@ class FunctionSampler(Sampler):
         self._sampling: Sampling | None = None
         self._batch = self._group = 0
         self._first, self._rows = Address(0, 0, 0), iter(range(0))
+        self._thread: int | None = None
+        """Thread in which the function runs."""
+        self._error: Exception | None = None
+        """Error of generating, which all processes raise alike."""
 
     def set_weights(self, model: CausalLM, version: int) -> None:
         self._version = version
@@ -120,6 +133,13 @@ class FunctionSampler(Sampler):
         self, prompts: Sequence[Any], completions: Sequence[Sequence[int]] | None = None
     ) -> list[dict[str, Any]]:
         """Completes prompts for the function: see `RolloutTrainer.generate`."""
+        if self._thread != threading.get_ident():
+            raise UserError(
+                "trainer.generate is called outside rollout_func, or in another thread: call it in "
+                "the function itself, with many prompts at once."
+            )
+        if not isinstance(prompts, list | tuple):
+            raise UserError(f"trainer.generate gets {brief(prompts)}: give a list of prompts.")
         begun = [[]] * len(prompts) if completions is None else list(completions)
         if len(begun) != len(prompts):
             raise UserError(
@@ -132,8 +152,12 @@ class FunctionSampler(Sampler):
         ]
         if not turns:
             return []
-        from_main(["generate", turns])
-        return self._generated(turns)
+        self._tell(turns)
+        try:
+            return self._generated(turns)
+        except Exception as error:
+            self._error = error
+            raise
 
     def _completed(
         self,
@@ -146,45 +170,65 @@ class FunctionSampler(Sampler):
         real = [problem for problem in problems if problem is not None]
         self._sampling, self._batch, self._group = sampling, len(trajectories), group
         self._first, self._rows = first, _rows(first.prompt, len(problems))
-        contents = [problem.content for problem in real for _ in range(group)]
-        made = self._call(contents, group, first.step) if is_main() else self._serve()
-        own = self._trajectories(made, trajectories[: len(real) * group])
+        # Copies, which the function may change.
+        prompts = [copy.deepcopy(problem.content) for problem in real for _ in range(group)]
+        work = self._called(prompts) if is_main() else self._served()
+        made = _from_main(raise_on_all_hosts(work))
+        own = self._trajectories(made, trajectories[: len(prompts)])
         rest = trajectories[len(own) :]  # fill the batch up
         own += [each.completed(np.array(self.tokenizer.eos_ids[:1], np.int32)) for each in rest]
         return Sampled(own, acted=_acted(own, problems, made, self.tokenizer))
 
-    def _call(self, prompts: list[Any], num_generations: int, step: int) -> dict[str, list[Any]]:
-        trainer = RolloutTrainer(self, num_generations, step)
+    def _called(self, prompts: list[Any]) -> Callable[[], dict[str, list[Any]]]:
+        """Calls the function; returns what returns its completions, or raises its error."""
+        self._thread, self._error = threading.get_ident(), None
+        made, failure = dict[str, list[Any]](), None
         try:
-            returned = self.func(prompts, trainer)
-            vocab_size = len(self.tokenizer.tokenizer)
-            most = self.cfg.max_prompt_length
-            made = read_completions(returned, len(prompts), most, vocab_size)
-        except BaseException as error:
-            from_main(["failed", ""])
-            if isinstance(error, UserError) or not isinstance(error, Exception):
-                raise
-            raise RunError(f"rollout_func {reason_of(error)}: fix it.") from error
-        from_main(["made", made])
-        return made
+            returned = self.func(prompts, RolloutTrainer(self, self._group, self._version))
+            made = read_completions(
+                returned, len(prompts), self.cfg.max_prompt_length, len(self.tokenizer.tokenizer)
+            )
+        except (UserError, RunError, jax.errors.JaxRuntimeError) as error:
+            failure = error
+        except Exception as error:
+            failure = RunError(f"rollout_func {reason_of(error)}: fix it.")
+            failure.__cause__ = error
+        finally:
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+        self._tell(None)
 
-    def _serve(self) -> dict[str, list[Any]]:
-        """Generates with the first process until its function has returned."""
-        while True:
-            request: list[Any] = from_main(["", None])
-            kind, content = request
-            if kind == "generate":
-                self._generated([_Turn(*each) for each in content])
-            elif kind == "failed":
-                raise RunError("rollout_func failed in the first process, which says why.")
-            else:
-                return dict(content)
+        def result() -> dict[str, list[Any]]:
+            if failure is not None:
+                raise failure
+            return made
+
+        return result
+
+    def _served(self) -> Callable[[], dict[str, list[Any]]]:
+        """Generates with the first process until its function has ended."""
+        while (turns := from_main(None)) is not None:
+            self._generated([_Turn(*each) for each in turns])
+        return dict
+
+    def _tell(self, turns: Sequence["_Turn"] | None) -> None:
+        """Tells the other processes what to generate; `None`: the function has ended."""
+        if jax.process_count() > 1:
+            from_main(turns)
 
     def _ids_of(self, prompt: Any) -> list[int]:
         if is_ids(prompt, len(self.tokenizer.tokenizer)):
             ids = [int(x) for x in prompt]
-        else:
+        elif isinstance(prompt, str) or (
+            isinstance(prompt, Sequence) and prompt and all(map(is_message, prompt))
+        ):
             (ids,) = self.tokenizer.encode_prompts([Prompt(prompt, {})])
+        else:
+            raise UserError(
+                f"trainer.generate gets the prompt {brief(prompt)}: give texts, conversations or "
+                f"lists of tokens."
+            )
         if len(ids) > self.cfg.max_prompt_length:
             raise UserError(
                 f"trainer.generate gets a prompt of {len(ids):,} tokens, and max_prompt_length is "
@@ -212,11 +256,14 @@ class FunctionSampler(Sampler):
         made: list[Trajectory] = []
         for start in range(0, len(turns), self._batch):
             part = list(turns[start : start + self._batch])
+            rows = list(itertools.islice(self._rows, len(part) // size))
             # Programs are compiled for one number of completions.
-            part += part[:size] * ((self._batch - len(part)) // size)
+            missing = self._batch // size - len(rows)
+            part += part[:size] * missing
+            rows += range(_LAST - missing + 1, _LAST + 1)
             addresses = [
                 self._first._replace(prompt=row, sample=sample)
-                for row in itertools.islice(self._rows, self._batch // size)
+                for row in rows
                 for sample in range(size)
             ]
             # One without room draws a token as well, which is dropped.
@@ -258,12 +305,20 @@ class FunctionSampler(Sampler):
                 f"max_completion_length is {self._max_completion_length}: raise it, or return the "
                 f"same prompt_ids."
             )
-        ends = ids[-1] in self.tokenizer.eos_ids and len(ids) <= room
+        ends = len(ids) <= room and self._is_end(ids)
         for written, part in itertools.groupby(range(min(len(ids), room)), lambda n: mask[n]):
             places = list(part)
             drawn = np.array([logps[n] for n in places]) if written else None
             each = each.extended([ids[n] for n in places], drawn, version=self._version)
         return dataclasses.replace(each, finish_reason="stop" if ends else "length")
+
+    def _is_end(self, ids: list[int]) -> bool:
+        """Returns whether a completion ends with an end token, or with a stop string."""
+        decode = self.tokenizer.tokenizer.decode
+        text, before = decode(ids), len(decode(ids[:-1]))
+        # A token may have more text than the stop string that it completes.
+        ends = (text.rfind(each) + len(each) for each in self.cfg.stop_strings if each in text)
+        return ids[-1] in self.tokenizer.eos_ids or any(end > before for end in ends)
 
     def _described(self, turn: "_Turn", made: Trajectory) -> dict[str, Any]:
         start = len(turn.completion_ids)
@@ -321,6 +376,28 @@ class _Silent(Responder):
     def replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
         ended, self._ended = self._ended, []
         return [(number, None) for number in ended]
+
+
+def _from_main(made: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Returns the completions of the first process in all of them.
+
+    Raises `UserError` for what cannot be sent.
+    """
+    if jax.process_count() == 1:
+        return made
+
+    def check() -> None:
+        for name, values in made.items():
+            try:
+                json.dumps(values)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"rollout_func returned {name} with what other processes cannot get "
+                    f"({first_line(error)}): return numbers, texts, and lists of them."
+                ) from error
+
+    raise_on_all_hosts(check)
+    return from_main(made)
 
 
 def _acted(

@@ -1,6 +1,8 @@
 """Completions that a function of the user's makes."""
 
+import contextlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.environments import RolloutTrainer
 from grpo_eqx.environments.rollout_func import FunctionSampler
 from grpo_eqx.generation.sampler import PendingSamples, Sampled, Sampler
+from grpo_eqx.rewards.logged import TrainerState
 from tests.environments.templates import HERMES, tokenizer_with
 from tests.environments.test_acting import settings
 from tests.environments.test_environments import steps_of
@@ -45,6 +48,7 @@ def test_a_function_that_generates_makes_the_same_run(
 ) -> None:
     def trained(name: str, **passed: Any) -> list[dict[str, Any]]:
         own = {**settings, "output_dir": tmp_path / name, "eval_steps": None}
+        own |= {"stop_strings": ("e", "a"), "mask_truncated_completions": True}
         GRPOTrainer(GRPOConfig(**own), **passed).fit()
         return steps_of(own)
 
@@ -53,6 +57,7 @@ def test_a_function_that_generates_makes_the_same_run(
     for step, expected in zip(made, plain, strict=True):
         assert step["reward"] == expected["reward"]
         assert step["completions/mean_length"] == expected["completions/mean_length"]
+        assert step["completions/clipped_ratio"] == expected["completions/clipped_ratio"] < 1
         assert step["loss"] == pytest.approx(expected["loss"], abs=1e-6)
         assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
 
@@ -95,6 +100,7 @@ def sampled(func: Any, tokenizer: ChatTokenizer, cfg: GRPOConfig) -> tuple[Sampl
     """Completes two prompts twice each."""
     engine = Fixed(tokenizer.eos_ids[0])
     sampler = FunctionSampler(func, engine, tokenizer, cfg)
+    sampler._version = 3
     problems = [Prompt("1 + 1?", {}), Prompt("2 + 2?", {})]
     ids = tokenizer.encode_prompts(problems)
     begun = [Trajectory(ids[p], Address(3, p, g)) for p in range(2) for g in range(2)]
@@ -138,13 +144,16 @@ def test_a_dialogue_by_hand(tokenizer: ChatTokenizer, cfg: GRPOConfig) -> None:
         assert each.ids.tolist() == [5, 6, 7, eos, 9, 9, 5, 6, 7, eos]
         assert each.written.tolist() == [True] * 4 + [False] * 2 + [True] * 4
         assert each.sampler_logps.tolist() == [-0.5] * 4 + [0.0] * 2 + [-0.5] * 4
-        assert each.versions.tolist() == [0] * 10
+        assert each.versions.tolist() == [3] * 10
         assert each.finish_reason == "stop"
     begun = engine.submitted[1][0]
     assert begun.prompt_ids == tokenizer.encode_prompts([Prompt("1 + 1?", {})])[0]
     assert begun.ids.tolist() == [5, 6, 7, tokenizer.eos_ids[0], 9, 9]
     assert len(engine.submitted[1]) == 4  # the number for which programs are compiled
-    assert len({each.address for own in engine.submitted for each in own}) == 8 * 4
+    assert len({own[0].address for own in engine.submitted}) == 8
+    filling = {each.address for own in engine.submitted for each in own[1:]}
+    assert len(filling) == 3  # whose draws nobody looks at
+    assert not filling & {own[0].address for own in engine.submitted}
 
 
 def test_what_is_too_long_is_cut_and_truncated(tokenizer: ChatTokenizer, cfg: GRPOConfig) -> None:
@@ -209,6 +218,8 @@ GOOD = {
         ({"env_mask": [[1, 2]] * 4}, r"2 in env_mask\[0\]: give 1 for what the model wrote"),
         ({"env_mask": [[1]] * 4}, r"no entry of env_mask\[0\] for each of its 2 tokens"),
         ({"reward": [1.0]}, "1 reward for 4 prompts"),
+        ({"prompts": [1.0] * 4}, "returned 'prompts', and reward functions get their own: give"),
+        ({5: [1.0] * 4}, "returned 5, and reward functions get their own: give another name"),
     ],
 )
 def test_what_breaks_the_contract_is_refused(
@@ -235,6 +246,11 @@ def test_other_mistakes_are_refused(tokenizer: ChatTokenizer, cfg: GRPOConfig) -
     [
         (([[5] * 70],), "a prompt of 70 tokens, and max_prompt_length is 40: raise it, or shorten"),
         (([[5]], []), "1 prompts and 0 completions: give it one completion for each prompt"),
+        ((["Hi", 5],), "the prompt 5: give texts, conversations or lists of tokens"),
+        (
+            ([{"role": "user", "content": "Hi"}],),
+            "the prompt {'role': 'user', .*: give texts, conv",
+        ),
         (([[5]], [[5, -1]]), r"the completion \[5, -1\]: give a list of tokens"),
     ],
 )
@@ -245,8 +261,59 @@ def test_what_cannot_be_generated_is_refused(
         sampled(lambda prompts, trainer: trainer.generate(*arguments), tokenizer, cfg)
 
 
+def test_errors_of_generating_are_not_the_functions(
+    tokenizer: ChatTokenizer, cfg: GRPOConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the function goes on after them: other processes have ended."""
+
+    def goes_on(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
+        with contextlib.suppress(MemoryError):
+            trainer.generate(prompts)
+        return GOOD
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(Fixed, "submit", fails)
+    with pytest.raises(MemoryError, match="too large"):
+        sampled(goes_on, tokenizer, cfg)
+
+
+def test_generating_ends_with_the_call(tokenizer: ChatTokenizer, cfg: GRPOConfig) -> None:
+    kept = list[RolloutTrainer]()
+
+    def keeps(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
+        kept.append(trainer)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match="in another thread"):
+            pool.submit(trainer.generate, prompts).result()
+        prompts[0] += " changed"
+        return GOOD
+
+    made, _ = sampled(keeps, tokenizer, cfg)
+    assert made.acted is not None
+    assert list(made.acted.prompts) == ["1 + 1?"] * 2 + ["2 + 2?"] * 2
+    assert kept[0].state == TrainerState(3, cfg.steps)
+    with pytest.raises(UserError, match="outside rollout_func"):
+        kept[0].generate(["Hi"])
+
+
+def test_a_conversation_is_the_functions_own(tokenizer: ChatTokenizer, cfg: GRPOConfig) -> None:
+    def answers(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
+        for prompt in prompts:
+            prompt.append({"role": "assistant", "content": "Hi!"})
+        return GOOD
+
+    problem = Prompt([{"role": "user", "content": "Hi."}], {})
+    begun = [Trajectory([1], Address(3, 0, g)) for g in range(4)]
+    FunctionSampler(answers, Fixed(0), tokenizer, cfg).submit(begun, problems=[problem]).result()
+    assert len(problem.content) == 1
+
+
 def test_arrays_and_single_values_are_read(tokenizer: ChatTokenizer, cfg: GRPOConfig) -> None:
-    arrays: Mapping[str, Any] = {name: np.array(x) for name, x in GOOD.items()}
+    arrays: Mapping[str, Any] = {name: list(np.array(x)) for name, x in GOOD.items()}
+    rounded = [[np.float32(1e-7), -1.0]] * 4
+    made, _ = sampled(lambda *_: {**arrays, "logprobs": rounded}, tokenizer, cfg)
+    assert made.trajectories[0].sampler_logps.tolist() == [0.0, -1.0]
     made, _ = sampled(lambda *_: {**arrays, "level": 3}, tokenizer, cfg)
     assert made.acted is not None
     assert made.acted.columns == {"level": [3] * 4}

@@ -1,6 +1,6 @@
 """One process of a short run whose completions a function makes; writes what came of it.
 
-python rollout_func_worker.py MODEL OUT
+python rollout_func_worker.py MODEL OUT FUNCTION
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.environments import RolloutTrainer
+from grpo_eqx.environments import RolloutFunc, RolloutTrainer
 from grpo_eqx.tracking import run_record
 
 
@@ -38,11 +38,17 @@ def goes_on(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
     }
 
 
+def fails(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
+    """Fails after it has generated."""
+    trainer.generate(prompts[:8])
+    raise ValueError("no such page")
+
+
 def told(letters: list[int], **columns: Any) -> list[float]:
     return [number / 10 for number in letters]
 
 
-def main(model: str, out: Path) -> None:
+def main(model: str, out: Path, func: RolloutFunc) -> None:
     cfg = GRPOConfig(
         model=model, output_dir=out / "run", steps=2, prompts_per_step=8, num_generations=4,
         max_completion_length=60, learning_rate=1e-3, eval_problems=13, eval_steps=1,
@@ -50,7 +56,7 @@ def main(model: str, out: Path) -> None:
         start_timeout=120.0, resume="never", data="word_problems",
     )  # fmt: skip
     trainer = GRPOTrainer(
-        cfg, rollout_func=goes_on, reward_funcs=told, eval_func=told, eval_metrics={"told": told}
+        cfg, rollout_func=func, reward_funcs=told, eval_func=told, eval_metrics={"told": told}
     )
     trainer.save_pretrained = lambda path: Path(path).mkdir(exist_ok=True)  # type: ignore[method-assign]
     result = trainer.fit()
@@ -63,4 +69,4 @@ def main(model: str, out: Path) -> None:
 
 if __name__ == "__main__":
     run_record.plot_learning_curve = lambda *_: None  # type: ignore[attr-defined]  # for speed
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), {"goes_on": goes_on, "fails": fails}[sys.argv[3]])

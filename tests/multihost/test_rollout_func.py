@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+MEANS = "completions/mean_length", "completions/clipped_ratio"
 pytestmark = [pytest.mark.slow, pytest.mark.grid("pods acting")]
 
 
 def made(pod: Any, model: Path, out: Path, devices: list[int]) -> list[Any]:
     out.mkdir()
-    for outcome in pod.run("rollout_func_worker.py", devices, model, out).values():
+    for outcome in pod.run("rollout_func_worker.py", devices, model, out, "goes_on").values():
         assert outcome.code == 0, outcome.output
     return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
 
@@ -25,8 +26,19 @@ def test_the_first_process_calls_the_function_for_all(
     assert len(hosts) == 2
     for host in hosts:
         for own, expected in zip(host["history"], alone["history"], strict=True):
-            for name in ("reward", "rewards/told/mean", "completions/mean_length", "loss"):
+            for name in (*MEANS, "reward", "rewards/told/mean", "loss"):
                 assert own[name] == pytest.approx(expected[name], abs=1e-5), name
         for own, expected in zip(host["evaluations"], alone["evaluations"], strict=True):
             for name in ("eval/greedy/pass@1", "eval/greedy/told"):
                 assert own[name] == pytest.approx(expected[name], abs=1e-5)
+
+
+def test_where_the_function_fails_all_processes_end(
+    pod: Any, small_model: Path, tmp_path: Path
+) -> None:
+    outcomes = pod.run("rollout_func_worker.py", [4, 4], small_model, tmp_path, "fails")
+    assert all(outcome.code == 1 for outcome in outcomes.values())
+    assert "rollout_func raised ValueError: no such page (rollout_func_worker.py" in (
+        outcomes[0].output
+    )
+    assert "no such page" in outcomes[1].output
