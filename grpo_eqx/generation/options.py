@@ -1,9 +1,12 @@
 """Options of the sampler on the run's own devices."""
 
 import dataclasses
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.generation.engine import DecodingForm
 from grpo_eqx.generation.sampling import Sampling
@@ -69,6 +72,40 @@ def sampling_weights(model: CausalLM, options: SamplerOptions) -> CausalLM:
     """Returns the model that sampling reads: adapters merged, weights in the sampling dtype."""
     dtype, model = options.compute_dtype, model.merged()
     return model.rounded(dtype) if options.rollout_dtype == jnp.int8 else model.astype(dtype)
+
+
+def weights_moved_by_layer(
+    model: CausalLM, options: SamplerOptions, layout: RolloutLayout
+) -> CausalLM:
+    """Returns `laid_out_weights`, of which devices exchange one layer after the other.
+
+    Where a program returns weights, TPUs exchange stacks of layers into other arrays than those
+    that are returned, which takes the largest stacks once more. Those of one layer are small.
+    """
+    if layout.mesh.size == 1:
+        return laid_out_weights(model, options, layout)
+    model = sampling_weights(model, options)
+    steps = [model.shardings(layout.mesh, rules) for rules in layout.parameter_rules]
+
+    def moved(layer: Any) -> Any:
+        for step in steps:
+            of_layer = jax.tree.map(_without_first_axis, step.layers)
+            layer = jax.lax.with_sharding_constraint(layer, of_layer)
+        return layer
+
+    layers = jax.lax.map(moved, model.layers)
+    for step in steps:
+        of_others = _with_layers(step, None)
+        model = jax.lax.with_sharding_constraint(_with_layers(model, None), of_others)
+    return _with_layers(model, layers)
+
+
+def _with_layers(model: CausalLM, layers: Any) -> CausalLM:
+    return eqx.tree_at(lambda x: x.layers, model, layers, is_leaf=lambda x: x is None)
+
+
+def _without_first_axis(sharding: NamedSharding) -> NamedSharding:
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def laid_out_weights(model: CausalLM, options: SamplerOptions, layout: RolloutLayout) -> CausalLM:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int, UInt
 from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.generation.engine import begin
-from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
+from grpo_eqx.generation.options import SamplerOptions, weights_moved_by_layer
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.slots import SlotQueue, Slots, laid_out_prompts, prompt_shardings
 from grpo_eqx.generation.stopping import Stopping
@@ -195,7 +195,7 @@ class TurnPrograms:
         self, model: CausalLM, prompt_ids: Int[Array, "P Tp"], prompt_mask: Bool[Array, "P Tp"]
     ) -> tuple[CausalLM, PromptCache]:
         options, layout = self._options, self.layout
-        model = laid_out_weights(model, options, layout)
+        model = weights_moved_by_layer(model, options, layout)
         begun = begin(
             model, prompt_ids, prompt_mask, self._group,
             max_length=options.max_completion_length, num_slots=self.num_slots, layout=layout,

@@ -47,7 +47,7 @@ def test_a_small_model_fits(
 
 
 def test_turns_send_as_much_for_a_token_as_a_single_turn(tiny_run, said) -> None:
-    """Besides how many turns have ended. And they take little more memory."""
+    """Besides how many turns have ended. And they take no more memory."""
     run = tiny_run(prompts_per_step=16, rollout_sharding="tensor:2")
     target = find_target("v6e:2x4")
     single, turns = (
@@ -62,7 +62,7 @@ def test_turns_send_as_much_for_a_token_as_a_single_turn(tiny_run, said) -> None
         if part.where == "each token"
     ]
     assert 1000 < of_token[0] <= of_token[1] <= of_token[0] + 16
-    assert turns.peak_bytes < 1.1 * single.peak_bytes
+    assert turns.peak_bytes <= single.peak_bytes
     assert all(
         "counted once" not in part.where for part in turns.step_time.programs["decode"].parts
     )
