@@ -202,12 +202,11 @@ class Plan:
 
     def __str__(self) -> str:
         """Returns the plan as `grpo-eqx plan` prints it."""
-        from rich.console import Console
-
         from grpo_eqx.planner.report import WIDTH, print_plan
+        from grpo_eqx.tracking.safe_console import safe_console
 
         text = io.StringIO()
-        print_plan(self, Console(file=text, width=WIDTH))
+        print_plan(self, safe_console(file=text, width=WIDTH))
         return text.getvalue().rstrip("\n")
 
     @property

@@ -579,7 +579,7 @@ SCRIPTS = {
         "rename messages to prompt, without the assistant's last message"
     ),
     "trainer(eval_func=lambda log_metric, **columns: [])": (
-        "reward function <lambda> asks for log_metric, which it does not get: functions of evalu"
+        "function of evaluations <lambda> asks for log_metric, which it does not get: functions"
     ),
     # what TRL has, and this library has not
     "async def one(): return 1.0\ndef f(**columns): return [one()]\n"

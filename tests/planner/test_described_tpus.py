@@ -47,7 +47,7 @@ def test_a_small_model_fits(
 
 
 def test_turns_send_as_much_for_a_token_as_a_single_turn(tiny_run, said) -> None:
-    """Besides how many turns have ended. And they take no more memory."""
+    """Besides how many turns have ended. And they take little more memory."""
     run = tiny_run(prompts_per_step=16, rollout_sharding="tensor:2")
     target = find_target("v6e:2x4")
     single, turns = (
@@ -62,10 +62,23 @@ def test_turns_send_as_much_for_a_token_as_a_single_turn(tiny_run, said) -> None
         if part.where == "each token"
     ]
     assert 1000 < of_token[0] <= of_token[1] <= of_token[0] + 16
-    assert turns.peak_bytes <= single.peak_bytes
+    assert turns.peak_bytes < 1.1 * single.peak_bytes
     assert all(
         "counted once" not in part.where for part in turns.step_time.programs["decode"].parts
     )
+
+
+def test_weights_for_turns_are_exchanged_layer_by_layer(tiny_run, said) -> None:
+    """Exchanged whole, the largest stack would be in memory twice."""
+    run = tiny_run(prompts_per_step=16, rollout_sharding="tensor:2")
+    layers, hidden, width = 24, 512, 8192
+    model = dataclasses.replace(
+        run.model, num_hidden_layers=layers, hidden_size=hidden, intermediate_size=width
+    )
+    run = dataclasses.replace(run, model=model, acts=True)
+    plan = make_plan(run, find_target("v6e:2x4"), said.append, only=("prefill",))
+    stack = layers * hidden * width // 2 * 2  # bytes of half a stack in bfloat16
+    assert plan.programs["prefill"].compiled.temporary_bytes < 0.9 * stack
 
 
 def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:
