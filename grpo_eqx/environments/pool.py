@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -56,9 +56,9 @@ class EnvironmentKind:
                 f"columns of a row, as in def reset(self, **row)."
             )
         for name in ("get_reward", "close"):
-            if (missing := _needed(getattr(first, name, None))) is not None:
+            if missing := _needed(_parameters_of(getattr(first, name, None))):
                 raise UserError(
-                    f"environment {self.cls.__name__}: {name} needs {missing}, and is called "
+                    f"environment {self.cls.__name__}: {name} needs {missing[0]}, and is called "
                     f"without arguments: take it off, or give it a default."
                 )
         if self.takes_turns and not {"text", "ids"} & {*inspect.signature(first.step).parameters}:
@@ -143,15 +143,9 @@ class EnvironmentKind:
         - `columns`: the columns of the rows.
         - `fix`: what to do about it; by default the data are meant.
         """
-        parameters = inspect.signature(self.cls.reset).parameters
+        parameters = list(inspect.signature(self.cls.reset).parameters.values())[1:]  # not self
         known = ["prompt", *(name for name in columns if name != "prompt")]
-        missing = [
-            name
-            for name, parameter in list(parameters.items())[1:]
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            and name not in known
-        ]
+        missing = [name for name in _needed(parameters) if name not in known]
         if missing:
             if fix is None:
                 fix = "add the column to the data, or give the argument a default"
@@ -171,21 +165,21 @@ class EnvironmentKind:
         return Call(environment.reset, own)
 
 
-def _needed(method: Any) -> str | None:
-    """Returns an argument that a bound method cannot be called without, if there is one."""
+def _needed(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    """Returns the names of arguments that a function cannot be called without."""
+    return [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+
+
+def _parameters_of(method: Any) -> list[inspect.Parameter]:
+    """Returns the parameters of a bound method; none of what is no method, or one in C."""
     try:
-        parameters = inspect.signature(method).parameters
-    except (TypeError, ValueError):  # no method, or one in C
-        return None
-    return next(
-        (
-            name
-            for name, each in parameters.items()
-            if each.default is each.empty
-            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        ),
-        None,
-    )
+        return list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):
+        return []
 
 
 def _takes_nothing(factory: Factory) -> bool:

@@ -173,7 +173,9 @@ class FunctionSampler(Sampler):
         # Copies, which the function may change.
         prompts = [copy.deepcopy(problem.content) for problem in real for _ in range(group)]
         work = self._called(prompts) if is_main() else self._served()
-        made = _from_main(raise_on_all_hosts(work))
+        made = raise_on_all_hosts(work)
+        if jax.process_count() > 1:
+            made = from_main(made)
         own = self._trajectories(made, trajectories[: len(prompts)])
         rest = trajectories[len(own) :]  # fill the batch up
         own += [each.completed(np.array(self.tokenizer.eos_ids[:1], np.int32)) for each in rest]
@@ -188,6 +190,7 @@ class FunctionSampler(Sampler):
             made = read_completions(
                 returned, len(prompts), self.cfg.max_prompt_length, len(self.tokenizer.tokenizer)
             )
+            _check_sendable(made)
         except (UserError, RunError, jax.errors.JaxRuntimeError) as error:
             failure = error
         except Exception as error:
@@ -378,26 +381,18 @@ class _Silent(Responder):
         return [(number, None) for number in ended]
 
 
-def _from_main(made: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns the completions of the first process in all of them.
-
-    Raises `UserError` for what cannot be sent.
-    """
+def _check_sendable(made: Mapping[str, list[Any]]) -> None:
+    """Raises `UserError` for completions that other processes, if there are any, cannot get."""
     if jax.process_count() == 1:
-        return made
-
-    def check() -> None:
-        for name, values in made.items():
-            try:
-                json.dumps(values)
-            except (TypeError, ValueError) as error:
-                raise UserError(
-                    f"rollout_func returned {name} with what other processes cannot get "
-                    f"({first_line(error)}): return numbers, texts, and lists of them."
-                ) from error
-
-    raise_on_all_hosts(check)
-    return from_main(made)
+        return
+    for name, values in made.items():
+        try:
+            json.dumps(values)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"rollout_func returned {name} with what other processes cannot get "
+                f"({first_line(error)}): return numbers, texts, and lists of them."
+            ) from error
 
 
 def _acted(

@@ -4,16 +4,14 @@ python acting_worker.py MODEL OUT
 """
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax
+from noted_run import fit_and_note
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.environments import Environment, Step
-from grpo_eqx.tracking import run_record
 
 
 class Echo(Environment):
@@ -50,15 +48,8 @@ def main(model: str, out: Path) -> None:
     trainer = GRPOTrainer(
         cfg, environment_factory=Echo, reward_funcs=seen, eval_metrics={"seen": seen}
     )
-    trainer.save_pretrained = lambda path: Path(path).mkdir(exist_ok=True)  # type: ignore[method-assign]
-    result = trainer.fit()
-    history = [dict(metrics) for metrics in result.history]
-    lines = (out / "run" / "metrics.jsonl").read_text().splitlines()
-    evaluations = [line for line in map(json.loads, lines) if "eval/num_problems" in line]
-    made = json.dumps({"history": history, "evaluations": evaluations})
-    (out / f"{jax.process_index()}.json").write_text(made)
+    fit_and_note(trainer, out)
 
 
 if __name__ == "__main__":
-    run_record.plot_learning_curve = lambda *_: None  # type: ignore[attr-defined]  # for speed
     main(sys.argv[1], Path(sys.argv[2]))

@@ -3,16 +3,15 @@
 python rollout_func_worker.py MODEL OUT FUNCTION
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+from noted_run import fit_and_note
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.environments import RolloutFunc, RolloutTrainer
-from grpo_eqx.tracking import run_record
 
 
 def goes_on(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
@@ -58,15 +57,8 @@ def main(model: str, out: Path, func: RolloutFunc) -> None:
     trainer = GRPOTrainer(
         cfg, rollout_func=func, reward_funcs=told, eval_func=told, eval_metrics={"told": told}
     )
-    trainer.save_pretrained = lambda path: Path(path).mkdir(exist_ok=True)  # type: ignore[method-assign]
-    result = trainer.fit()
-    history = [dict(metrics) for metrics in result.history]
-    lines = (out / "run" / "metrics.jsonl").read_text().splitlines()
-    evaluations = [line for line in map(json.loads, lines) if "eval/num_problems" in line]
-    made = json.dumps({"history": history, "evaluations": evaluations})
-    (out / f"{jax.process_index()}.json").write_text(made)
+    fit_and_note(trainer, out)
 
 
 if __name__ == "__main__":
-    run_record.plot_learning_curve = lambda *_: None  # type: ignore[attr-defined]  # for speed
     main(sys.argv[1], Path(sys.argv[2]), {"goes_on": goes_on, "fails": fails}[sys.argv[3]])
