@@ -93,11 +93,10 @@ def weights_moved_by_layer(
             layer = jax.lax.with_sharding_constraint(layer, of_layer)
         return layer
 
-    layers = jax.lax.map(moved, model.layers)
+    others = _with_layers(model, None)
     for step in steps:
-        of_others = _with_layers(step, None)
-        model = jax.lax.with_sharding_constraint(_with_layers(model, None), of_others)
-    return _with_layers(model, layers)
+        others = jax.lax.with_sharding_constraint(others, _with_layers(step, None))
+    return _with_layers(others, jax.lax.map(moved, model.layers))
 
 
 def _with_layers(model: CausalLM, layers: Any) -> CausalLM:
