@@ -634,8 +634,8 @@ class GRPOTrainer:
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""
-        cfg, state = self.cfg, self.state
-        rollout = self.sampler.layout(cfg.prompts_per_step, cfg.num_generations)
+        state = self.state
+        rollout = self.sampler.layout(*self._run.sampled_shape)
         return LayoutReport.of(self.mesh, rollout, state.model, state.opt_state, state.reference)
 
     def describe(self) -> str:
@@ -708,6 +708,8 @@ class GRPOTrainer:
         """
         if isinstance(self._acting, ActingSampler) and self._acting.width_of_trial is not None:
             return [self._acting.width_of_trial]
+        if self.cfg.max_staleness:
+            return [self.prompts.widths[-1]]
         width = self.prompts.width(self.prompts.indices(next_batch))
         return sorted(self.prompts.widths, key=lambda x: x != width)
 
@@ -757,6 +759,7 @@ class GRPOTrainer:
             step=state.step + 1,
             next_batch=state.next_batch + self.rollouts.num_batches(made),
             num_tokens=state.num_tokens + made.num_tokens,
+            carried=self.rollouts.carried(),
         )
         self._sync_reference()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import jax
+import numpy as np
 
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts, after_its_end
@@ -214,7 +215,7 @@ class Checkpoints:
     def _restored(self, saved: SavedStep, like: TrainState) -> tuple[list[str], TrainState]:
         """Reads one checkpoint; returns what has changed since, and its state."""
 
-        def read() -> tuple[list[str], dict[str, jax.Array]]:
+        def read() -> tuple[list[str], dict[str, jax.Array | np.ndarray]]:
             return self._changes(saved, like), saved.read(like)
 
         changes, arrays = raise_on_all_hosts(read)

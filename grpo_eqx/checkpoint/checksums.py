@@ -4,10 +4,12 @@ Orbax writes values without checksums: a flipped bit in them would load silently
 """
 
 import functools
+import zlib
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, UInt32
 
 from grpo_eqx.sharding.arrays import fetch
@@ -20,6 +22,11 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     decides. So any single changed element of at most 32 bits changes the sum.
     """
     return {name: int(value) for name, value in fetch(_compiled(dict(arrays))).items()}
+
+
+def host_checksum(x: np.ndarray) -> int:
+    """Computes the checksum of an array on the host, by its bytes."""
+    return zlib.crc32(np.ascontiguousarray(x).tobytes())
 
 
 def checksum_arrays(arrays: dict[str, Array]) -> dict[str, UInt32[Array, ""]]:

@@ -4,6 +4,7 @@ Reading changes no file and exchanges nothing between processes, so it may fail 
 checksums are computed by all devices together.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from grpo_eqx.checkpoint.checksums import checksums
+from grpo_eqx.checkpoint.checksums import checksums, host_checksum
 from grpo_eqx.checkpoint.orbax_reports import silence_orbax
 from grpo_eqx.common.errors import FileError
 from grpo_eqx.common.plain_data import field
@@ -25,6 +27,8 @@ from grpo_eqx.training.state import TrainState
 
 STATE, FACTS = "state", "facts"
 """Names of the two parts of a checkpoint."""
+CARRIED = "carried."
+"""Beginning of the names of arrays on the host, whose sizes change."""
 
 
 class DamagedError(RuntimeError):
@@ -67,7 +71,11 @@ class SavedStep:
     def check_arrays(self, like: TrainState) -> None:
         """Raises `OtherArraysError` if the checkpoint has other arrays than a state's shapes."""
         arrays = named_arrays(like)
-        shapes = {name: tuple(shape) for name, shape in self.facts["shapes"].items()}
+        shapes = {
+            name: tuple(shape)
+            for name, shape in self.facts["shapes"].items()
+            if not name.startswith(CARRIED)
+        }
         if not like.opt_state:
             shapes = {name: shape for name, shape in shapes.items() if name.startswith("model.")}
         for name in sorted(shapes.keys() | arrays.keys()):
@@ -78,7 +86,7 @@ class SavedStep:
                     f"{expected} here"
                 )
 
-    def read(self, like: TrainState) -> dict[str, jax.Array]:
+    def read(self, like: TrainState) -> dict[str, jax.Array | np.ndarray]:
         """Reads the arrays of a state, unverified, onto the devices.
 
         **Arguments:**
@@ -86,17 +94,23 @@ class SavedStep:
         - `like`: a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get. Only the
           fields that it has are read; a model alone will do.
 
-        The mesh and the number of processes may differ from those that saved.
+        The mesh and the number of processes may differ from those that saved. What is carried over
+        between steps comes as it was saved, on the host.
 
         Raises `OtherArraysError` if the checkpoint has others, and TensorStore's errors.
         """
         self.check_arrays(like)
         arrays = named_arrays(like)
-        args = ocp.args.PyTreeRestore(
-            arrays,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(arrays),
-            partial_restore=True,
-        )
+        if like.opt_state:  # else it is the model alone
+            shapes = self.facts["shapes"].items()
+            arrays |= {name: np.zeros(x) for name, x in shapes if name.startswith(CARRIED)}
+        restore_args = {
+            name: ocp.RestoreArgs(restore_type=np.ndarray)
+            if name.startswith(CARRIED)
+            else ocp.checkpoint_utils.construct_restore_args(x)
+            for name, x in arrays.items()
+        }
+        args = ocp.args.PyTreeRestore(arrays, restore_args=restore_args, partial_restore=True)
         silence_orbax()
         reader = ocp.PyTreeCheckpointHandler()
         try:
@@ -107,24 +121,37 @@ class SavedStep:
         finally:
             reader.close()
 
-    def verified(self, arrays: Mapping[str, jax.Array], like: TrainState) -> TrainState:
+    def verified(
+        self, arrays: Mapping[str, jax.Array | np.ndarray], like: TrainState
+    ) -> TrainState:
         """Returns the state with arrays that `read` returned, and its counters.
 
         Raises `DamagedError`, in all processes alike, if an array is not as it was saved.
         """
-        for name, value in checksums(arrays).items():
+        for name, value in all_checksums(arrays).items():
             if value != self.facts["checksums"][name]:
                 raise DamagedError(f"the values of {name} are not as they were saved")
         found = {**arrays, **self.facts["counters"]}
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-        return jax.tree_util.tree_unflatten(
+        state = jax.tree_util.tree_unflatten(
             structure, [found.get(_name(path), leaf) for path, leaf in leaves]
         )
+        carried = {
+            name.removeprefix(CARRIED): x for name, x in arrays.items() if isinstance(x, np.ndarray)
+        }
+        return dataclasses.replace(state, carried=carried)
 
     def model(self, like: CausalLM) -> CausalLM:
         """Reads only the parameters, and verifies their checksums; raises as the steps do."""
         wanted = TrainState(like, opt_state=())
         return self.verified(self.read(wanted), wanted).model
+
+
+def all_checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, int]:
+    """Computes the checksum of each array, where it lies."""
+    on_host = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray)}
+    on_devices = {name: x for name, x in arrays.items() if isinstance(x, jax.Array)}
+    return checksums(on_devices) | {name: host_checksum(x) for name, x in on_host.items()}
 
 
 def digest(facts: Mapping[str, Any]) -> str:

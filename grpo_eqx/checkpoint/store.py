@@ -10,11 +10,11 @@ from typing import Any
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
-from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.checkpoint.orbax_reports import silence_orbax
 from grpo_eqx.checkpoint.saved import (
     FACTS,
     STATE,
+    all_checksums,
     complete_steps,
     digest,
     named_arrays,
@@ -196,7 +196,7 @@ class CheckpointStore:
         facts = {
             "counters": named_counters(state),
             "shapes": {name: list(x.shape) for name, x in arrays.items()},
-            "checksums": checksums(arrays),
+            "checksums": all_checksums(arrays),
             **facts,
         }
         with self._explained():

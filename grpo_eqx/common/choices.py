@@ -15,7 +15,13 @@ CLIPPED_LOSSES: tuple[LossType, ...] = ("grpo", "bnpo", "dr_grpo", "dapo")
 """Losses with PPO's clipped objective; they differ in how tokens are aggregated."""
 ImportanceSamplingLevel = Literal["token", "sequence", "sequence_token"]
 KLEstimator = Literal["k1", "k2", "k3"]
-SamplerCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+SamplerCorrection = Literal[
+    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "coupled", "none"
+]
+SAMPLER_WEIGHTS: tuple[SamplerCorrection, ...] = (
+    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+)  # fmt: skip
+"""Corrections that weight tokens: the decoupled ones."""
 
 LearningRateCourse = Literal["constant", "linear", "cosine"]
 

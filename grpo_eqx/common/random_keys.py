@@ -33,7 +33,7 @@ def make_key(seed: int | Integer[Array, ""]) -> Key[Array, ""]:
 
 def sample_keys(
     seed: int | Integer[Array, ""],
-    step: Int[Array, ""],
+    steps: Int[Array, ""] | Int[Array, " P"],
     prompt_indices: Int[Array, " P"],
     num_generations: int,
 ) -> Key[Array, "P G"]:
@@ -41,19 +41,20 @@ def sample_keys(
 
     **Arguments:**
 
-    - `seed`, `step`: the seed and the step.
-    - `prompt_indices`: the row of each prompt in the step's batch.
+    - `seed`: the seed.
+    - `steps`: the step of each prompt, or of all.
+    - `prompt_indices`: the row of each prompt in its step's batch.
     - `num_generations`: completions of each prompt.
 
     Raises `ValueError` for a seed that `make_key` rejects.
     """
-    step_key = jax.random.fold_in(make_key(seed), step)
+    seed_key = make_key(seed)
 
-    def of_prompt(index: Int[Array, ""]) -> Key[Array, " G"]:
-        key = jax.random.fold_in(step_key, index)
+    def of_prompt(step: Int[Array, ""], index: Int[Array, ""]) -> Key[Array, " G"]:
+        key = jax.random.fold_in(jax.random.fold_in(seed_key, step), index)
         return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_generations))
 
-    return jax.vmap(of_prompt)(prompt_indices)
+    return jax.vmap(of_prompt)(jnp.broadcast_to(steps, prompt_indices.shape), prompt_indices)
 
 
 def token_keys(keys: Key[Array, "*n"], positions: Int[Array, "*n"]) -> Key[Array, "*n"]:

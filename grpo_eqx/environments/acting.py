@@ -22,7 +22,7 @@ from grpo_eqx.environments.dialogues import Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
 from grpo_eqx.environments.rollout_func import FunctionSampler, RolloutFunc
 from grpo_eqx.environments.starts import Start, started, with_one_prompt
-from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler
+from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, Until
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.settings.config import GRPOConfig
@@ -80,6 +80,7 @@ class ActingSampler(Sampler):
         problems: Sequence[Prompt | None] | None = None,
         prompt_width: int | None = None,
         responder: Responder | None = None,
+        until: Until | None = None,
     ) -> PendingSamples:
         assert problems is not None, "environments are reset for problems"
         assert responder is None, "tools and environments respond"

@@ -24,7 +24,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.environments.dialogues import is_ids
 from grpo_eqx.environments.function_results import OF_TOKENS, read_completions
 from grpo_eqx.environments.starts import with_one_prompt
-from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler
+from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, Until
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.rewards.contract import reason_of
@@ -119,6 +119,7 @@ class FunctionSampler(Sampler):
         problems: Sequence[Prompt | None] | None = None,
         prompt_width: int | None = None,
         responder: Responder | None = None,
+        until: Until | None = None,
     ) -> PendingSamples:
         assert problems is not None, "the function gets their prompts"
         assert responder is None, "the function makes whole completions"

@@ -17,11 +17,18 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Group, Trajectory
 from grpo_eqx.generation.engine import Generated, generate
 from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
-from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, SamplingCounts
+from grpo_eqx.generation.sampler import (
+    PendingSamples,
+    Responder,
+    Sampled,
+    Sampler,
+    SamplingCounts,
+    Until,
+)
 from grpo_eqx.generation.sampling import Sampling
-from grpo_eqx.generation.session import Session
+from grpo_eqx.generation.session import Kept, Session
 from grpo_eqx.generation.stopping import Stopping
-from grpo_eqx.generation.turn_programs import Draws, TurnPrograms
+from grpo_eqx.generation.turn_programs import Draws, TurnPrograms, reads_of
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.arrays import fetch, shapes_of, shard
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
@@ -53,7 +60,7 @@ class _Pending(PendingSamples):
         made = self.generated
         arrays = fetch((made.ids, made.logps, made.lengths, made.finished))
         steps, slots, cache_share = fetch(made.counts)
-        counts = SamplingCounts(int(steps), int(slots), float(cache_share))
+        counts = SamplingCounts(int(steps), int(slots), float(cache_share), int(arrays[2].sum()))
         trajectories = [
             each.completed(
                 ids[:length],
@@ -84,6 +91,8 @@ class LocalSampler(Sampler):
         self._compiler = compiler or Compiler()
         self._layouts: dict[tuple[int, int], RolloutLayout] = {}
         self._turns: dict[tuple[int, int], TurnPrograms] = {}
+        self._carried: Session | None = None
+        """The last session that was to stop early."""
         self._weights: tuple[CausalLM, int] | None = None
         self._jitted = self._compiler.jit(GENERATE, self._program, static_argnames="group")
 
@@ -98,6 +107,7 @@ class LocalSampler(Sampler):
         problems: Sequence[Prompt | None] | None = None,
         prompt_width: int | None = None,
         responder: Responder | None = None,
+        until: Until | None = None,
     ) -> PendingSamples:
         assert self._weights is not None, "set_weights comes first"
         model, version = self._weights
@@ -105,11 +115,9 @@ class LocalSampler(Sampler):
             list(each) for _, each in itertools.groupby(trajectories, lambda x: x.address[:2])
         ]
         prompts = [group[0].prompt_ids for group in groups]
-        steps = {each.address.step for each in trajectories}
         num_generations = len(groups[0])
-        assert len(steps) == 1, "trajectories of one step are submitted together"
-        is_begun = any(map(len, trajectories))
-        assert responder is not None or not is_begun, "completions are continued in turns"
+        has_turns = responder is not None or until is not None
+        assert has_turns or not any(map(len, trajectories)), "completions are continued in turns"
         assert all([x.address.sample for x in g] == [*range(num_generations)] for g in groups)
         width = prompt_width or max(map(len, prompts))
         sampling = sampling or self.options.sampling
@@ -117,29 +125,43 @@ class LocalSampler(Sampler):
         ids, mask = shard(
             _padded(prompts, self.options.pad_id, width), layout.sharding(layout.prompts)
         )
-        rows = np.array([group[0].address.prompt for group in groups], np.int32)
-        seed_step_rows = np.uint32(self.options.seed), np.int32(steps.pop()), rows
-        if responder is not None:
+        seed, steps, rows = (
+            np.uint32(self.options.seed),
+            *np.array([group[0].address[:2] for group in groups], np.int32).T,
+        )
+        if has_turns:
             assert not self.options.records_routes, "routes of several turns are not recorded"
             turns = self.turns(len(groups), num_generations)
             shapes = shapes_of(model, model.shardings(self.mesh))
-            for program in turns.to_compile(shapes, width, sampling):
+            reads = reads_of(responds=responder is not None, is_carried=until is not None)
+            for program in turns.to_compile(shapes, width, sampling, reads):
                 self._compiler.ensure(program.key, program.lower)
-            draws = Draws(*shard(seed_step_rows, layout.sharding()))
-            return Session(
+            draws = Draws(*shard((seed, steps, rows), layout.sharding()))
+            session = Session(
                 turns, model, ids, mask, draws, sampling, self.options,
-                trajectories, version, responder,
+                trajectories, version, responder, until, self._kept(trajectories, until),
             )  # fmt: skip
+            if until is not None:
+                self._carried = session
+            return session
+        assert len({*steps}) == 1, "trajectories of one step are submitted together"
         key = self.key(len(groups), num_generations, width, sampling)
         self._compiler.ensure(
             key, lambda: self.lower(shapes_of(model, model.shardings(self.mesh)), *key)
         )
         generated = self._jitted(
-            model, ids, mask, *seed_step_rows,
+            model, ids, mask, seed, steps[0], rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token
             num_generations, sampling,
         )  # fmt: skip
         return _Pending(groups, version, generated)
+
+    def _kept(self, trajectories: Sequence[Trajectory], until: Until | None) -> Kept | None:
+        """Returns what the last session has left of these completions, and lets go of it."""
+        if until is None or self._carried is None:
+            return None
+        kept, self._carried = self._carried.kept, None
+        return kept if kept is not None and kept.are_of(trajectories) else None
 
     def key(
         self,

@@ -38,6 +38,9 @@ class SamplerOptions:
     """Multiple up to which zeros follow each head of stored keys and values."""
     max_num_seqs: int | None = None
     """Completions that are decoded at a time, across all devices. `None`: all."""
+    keeps_caches: bool = False
+    """Whether completions that a session leaves unfinished keep their keys and values, which then
+    are of older weights; by default, they are computed anew."""
     decoding_form: DecodingForm | None = None
     """Form of model and prompts that the devices decode fastest; `None`: as they are."""
     records_routes: bool = False

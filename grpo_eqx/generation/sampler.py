@@ -1,7 +1,7 @@
 """The seam for where completions come from."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from grpo_eqx.data.acted import Acted
@@ -21,6 +21,8 @@ class SamplingCounts(NamedTuple):
     """Slots summed over those steps, idle ones included."""
     cache_share: float = 0.0
     """Share of the slots' caches that attention read, summed over those slots and steps."""
+    tokens: int = 0
+    """Tokens that were drawn."""
 
     def plus(self, other: "SamplingCounts") -> "SamplingCounts":
         """Adds the work of another rollout."""
@@ -28,6 +30,7 @@ class SamplingCounts(NamedTuple):
             self.steps + other.steps,
             self.slots + other.slots,
             self.cache_share + other.cache_share,
+            self.tokens + other.tokens,
         )
 
 
@@ -38,12 +41,18 @@ class Sampled(NamedTuple):
     """Results of a sampler."""
 
     trajectories: list[Trajectory]
-    """The trajectories that it was given, in the same order, with their completions."""
+    """The trajectories that it was given, in the same order, with their completions; as far as they
+    are, where it was told to stop early."""
     counts: SamplingCounts = NO_COUNTS
     routes: Routes | None = None
     """Experts that its routers chose, on the devices, where they are to be replayed."""
     acted: Acted | None = None
     """Dialogues of the completions, of samplers that act."""
+
+
+Until = Callable[[Sequence[int]], bool]
+"""Is told which completions have ended since its last call, by their numbers among those that were
+submitted, and returns whether that is enough."""
 
 
 class Responder(abc.ABC):
@@ -112,6 +121,7 @@ class Sampler(abc.ABC):
         problems: Sequence[Prompt | None] | None = None,
         prompt_width: int | None = None,
         responder: Responder | None = None,
+        until: Until | None = None,
     ) -> PendingSamples:
         """Begins to complete trajectories, and does not wait for them.
 
@@ -126,4 +136,6 @@ class Sampler(abc.ABC):
         - `prompt_width`: length to which prompts may be padded, for samplers that compile programs
           for each; by default that of the longest.
         - `responder`: says what follows a turn; by default, completions have a single one.
+        - `until`: stops sampling early. Groups may then have completions that have ended, and
+          others that go on; a group keeps its place for as long as it is submitted.
         """

@@ -1,8 +1,8 @@
-"""Sampling of completions in several turns, between which the host says what they read."""
+"""Sampling of completions in turns, between which the host says what they read."""
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -10,17 +10,47 @@ from jaxtyping import Array, Bool, Int
 from grpo_eqx.data.trajectory import FinishReason, Trajectory
 from grpo_eqx.generation.engine import refill_at_least
 from grpo_eqx.generation.options import SamplerOptions
-from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, SamplingCounts
+from grpo_eqx.generation.sampler import (
+    PendingSamples,
+    Responder,
+    Sampled,
+    SamplingCounts,
+    Until,
+)
 from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.generation.slot_table import SlotTable
+from grpo_eqx.generation.slots import Slots
 from grpo_eqx.generation.turn_programs import Draws, TurnPrograms
-from grpo_eqx.generation.turns import TOKENS_AT_ONCE, Readers, Report
+from grpo_eqx.generation.turns import CARRIED_AT_ONCE, TOKENS_AT_ONCE, Readers, Report
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.arrays import fetch, shard
-from grpo_eqx.sharding.rules import num_shards
+
+
+class Kept(NamedTuple):
+    """Slots as a session has left them, with the caches of completions that have not ended."""
+
+    slots: Slots
+    completions: dict[int, tuple[int, Trajectory]]
+    """Number of each such completion, and what it is so far, by its row."""
+
+    def are_of(self, trajectories: Sequence[Trajectory]) -> bool:
+        """Returns whether all of them are among these, under the same numbers."""
+        return all(
+            each.address == trajectories[number].address
+            and np.array_equal(each.ids, trajectories[number].ids)
+            for number, each in self.completions.values()
+        )
+
+
+class _Unread(NamedTuple):
+    """Tokens that the model is still to read of a completion."""
+
+    tokens: list[int]
+    at_once: int
 
 
 class Session(PendingSamples):
-    """Completions of several turns in slots: where a turn has ended, a responder says what follows.
+    """Completions in slots: where a turn has ended, a responder says what follows.
 
     Slots decode while others wait for their replies.
     """
@@ -36,7 +66,9 @@ class Session(PendingSamples):
         options: SamplerOptions,
         trajectories: Sequence[Trajectory],
         version: int,
-        responder: Responder,
+        responder: Responder | None = None,
+        until: Until | None = None,
+        kept: Kept | None = None,
     ):
         """**Arguments:**
 
@@ -48,57 +80,83 @@ class Session(PendingSamples):
         - `trajectories`: prompts with the addresses of their draws, `P` groups of equal size, and
           the tokens that completions begin with, if any, which leave room for more.
         - `version`: version of the weights.
-        - `responder`: says what follows a turn.
+        - `responder`: says what follows a turn; by default, a completion has one turn.
+        - `until`: says when enough completions have ended; by default, when all have. With it,
+          there are fewer slots than completions, of which some may have ended before.
+        - `kept`: slots that another session has left, for the completions in them. Of others, the
+          tokens that they begin with are read anew.
         """
         self._programs, self._sampling = programs, sampling
         self._trajectories, self._version = list(trajectories), version
         self._most_tokens, self._responder = options.max_completion_length, responder
-        N, P, layout = len(trajectories), len(prompt_ids), programs.layout
+        self._until, self._keeps = until, options.keeps_caches
+        assert until is None or programs.is_refilled
+        self._ended: list[int] = []
+        """Completions that have ended, of which `until` has not been told."""
+        layout = programs.layout
         self._stopping, self._draws = shard(options.stopping, layout.sharding()), draws
-        num_slots = programs.num_slots
-        self._model, self._prompts, self._slots = programs.begin(model, prompt_ids, prompt_mask)
-        shards = layout.num_prompt_shards
-        self._pause_after = np.int32(refill_at_least(num_slots))
-        of_shards = np.arange(N).reshape(shards, -1)
-        first = of_shards[:, : num_slots // shards].reshape(-1)
-        shape = (P, N // P) if num_slots == N else (num_slots, 1)
-        self._completion = first.reshape(shape)
-        """The completion of each slot."""
-        self._slot = {int(n): divmod(i, shape[1]) for i, n in enumerate(first)}
-        """The slot of each completion that has one."""
-        self._slots_per_device = num_slots // layout.num_shards
-        self._waiting = [deque(x[num_slots // shards :].tolist()) for x in of_shards]
-        self._unread: dict[int, list[int]] = {}
-        """Tokens of others that the model is still to read."""
-        self._live = np.ones(shape, bool)
+        self._pause_after = np.int32(refill_at_least(programs.num_slots))
+        held = {} if kept is None else {row: n for row, (n, _) in kept.completions.items()}
+        self._table = table = SlotTable(
+            layout, programs.batch, programs.num_slots, trajectories, held
+        )
+        self._unread: dict[int, _Unread] = {}
         self._asked: set[int] = set()
         """Completions that wait for a reply."""
         self._counts = SamplingCounts()
         self._report: Report | None = None
-        self._read_begun(self._slot)
+        first = None
+        if programs.is_refilled and kept is None:
+            taken = table.refill(self._trajectories)
+            first = shard(taken, layout.sharding(layout.prompts))
+        slots = None if kept is None else kept.slots
+        self._model, self._prompts, self._slots = programs.begin(
+            model, prompt_ids, prompt_mask, first, slots
+        )
+        if slots is None:
+            self._read_begun(table.slot)
+        else:
+            self._admit()
         self._read()
-        if self._live.any():
+        if not self._are_enough() and table.live.any():
             self._decode()  # while the host goes on
+
+    kept: Kept | None = None
+    """What the next session may go on with, once this one has stopped early."""
 
     def result(self) -> Sampled:
         while True:
             if self._report is not None:
                 self._take_report(self._report)
-            if all(each.finish_reason is not None for each in self._trajectories):
+            if self._are_enough():
                 break
             self._admit()
             self._take_replies()
             self._read()
-            if self._live.any():
+            if self._table.live.any():
                 self._decode()
+        if self._until is not None and self._keeps:
+            held = {
+                slot[0]: (number, self._trajectories[number])
+                for number, slot in self._table.slot.items()
+                if self._trajectories[number].finish_reason is None
+            }
+            self.kept = Kept(self._slots, held)
         del self._model, self._prompts, self._slots  # whoever keeps the session
         return Sampled(self._trajectories, self._counts)
 
+    def _are_enough(self) -> bool:
+        """Returns whether enough completions have ended."""
+        ended, self._ended = self._ended, []
+        if self._until is not None:
+            return self._until(sorted(ended))
+        return all(each.finish_reason is not None for each in self._trajectories)
+
     def _take_replies(self) -> None:
         """Takes the replies that are there; waits for one where nothing else is left to do."""
-        if not self._asked:
+        if self._responder is None or not self._asked:
             return
-        is_idle = not self._live.any()
+        is_idle = not self._table.live.any()
         for number, tokens in self._responder.replies(wait=is_idle):
             self._asked.remove(number)
             trajectory = self._trajectories[number]
@@ -109,75 +167,62 @@ class Session(PendingSamples):
                 self._finish(number, "length")  # nothing could follow
             else:
                 self._trajectories[number] = trajectory.extended(tokens, version=self._version)
-                self._unread[number] = list(tokens)
+                self._unread[number] = _Unread(list(tokens), TOKENS_AT_ONCE)
 
     def _finish(self, number: int, reason: FinishReason) -> None:
         ended = dataclasses.replace(self._trajectories[number], finish_reason=reason)
         self._trajectories[number] = ended
+        self._ended.append(number)
 
     def _read_begun(self, numbers: Iterable[int]) -> None:
         """Has the model read the tokens that completions begin with, as they get a slot."""
+        at_once = TOKENS_AT_ONCE if self._until is None else CARRIED_AT_ONCE
         for number in numbers:
             if len(trajectory := self._trajectories[number]):
-                self._unread[number] = trajectory.ids.tolist()
+                self._unread[number] = _Unread(trajectory.ids.tolist(), at_once)
 
     def _read(self) -> None:
-        """Has the model read all that others wrote."""
+        """Has the model read all that it is still to read."""
         while self._unread:
-            readers = self._next_readers()
+            readers = self._next_readers(next(iter(self._unread.values())).at_once)
             self._slots = self._programs.read(self._model, self._slots, readers)
 
-    def _next_readers(self) -> Readers:
-        """Takes the next unread tokens of as many completions as can read at once."""
-        shape = self._programs.readers
-        slots, resumes = np.full(shape, self._slots_per_device, np.int32), np.zeros(shape, bool)
-        ids, lengths = np.zeros((*shape, TOKENS_AT_ONCE), np.int32), np.zeros(shape, np.int32)
+    def _next_readers(self, at_once: int) -> Readers:
+        """Takes the next unread tokens of as many completions as can read so many at once."""
+        shape, table = self._programs.readers, self._table
+        slots, resumes = np.full(shape, table.size_per_device, np.int32), np.zeros(shape, bool)
+        ids, lengths = np.zeros((*shape, at_once), np.int32), np.zeros(shape, np.int32)
         number_of = [0] * len(slots)
-        for number, tokens in list(self._unread.items()):
-            device, slot = self._place(*self._slot[number])
-            if number_of[device] == shape[1]:
+        for number, unread in list(self._unread.items()):
+            device, slot = table.place(number)
+            if number_of[device] == shape[1] or unread.at_once != at_once:
                 continue
             reader = device, number_of[device]
             number_of[device] += 1
-            now, later = tokens[:TOKENS_AT_ONCE], tokens[TOKENS_AT_ONCE:]
+            now, later = unread.tokens[:at_once], unread.tokens[at_once:]
             slots[reader], lengths[reader], resumes[reader] = slot, len(now), not later
             ids[reader][: len(now)] = now
-            self._live[self._slot[number]] = not later
-            self._unread[number] = later
-        self._unread = {number: later for number, later in self._unread.items() if later}
+            table.live[table.slot[number]] = not later
+            self._unread[number] = _Unread(later, at_once)
+        self._unread = {number: x for number, x in self._unread.items() if x.tokens}
         layout = self._programs.layout
         arrays = (
             slots.reshape(-1),
-            ids.reshape(-1, 1, TOKENS_AT_ONCE),
+            ids.reshape(-1, 1, at_once),
             lengths.reshape(-1, 1),
             resumes.reshape(-1, 1),
         )
         return Readers(*shard(arrays, layout.sharding(layout.prompts + layout.groups)))
 
-    def _place(self, row: int, column: int) -> tuple[int, int]:
-        """Returns the device of a slot, and the slot's number among those of the device."""
-        layout = self._programs.layout
-        groups = num_shards(layout.mesh, layout.groups)
-        rows, columns = self._completion.shape
-        rows, columns = rows // layout.num_prompt_shards, columns // groups
-        device = row // rows * groups + column // columns
-        return device, row % rows * columns + column % columns
-
     def _admit(self) -> None:
-        """Gives slots of completions that have ended to those that wait."""
-        per_shard = len(self._completion) // len(self._waiting)
-        taken = np.full(len(self._completion), -1, np.int32)
-        for row, number in enumerate(self._completion[:, 0].tolist()):
-            waiting = self._waiting[row // per_shard]
-            if self._trajectories[number].finish_reason is not None and waiting:
-                taken[row] = self._completion[row, 0] = waiting.popleft()
-                self._slot[int(taken[row])] = row, 0
-                self._live[row] = True
+        """Gives free slots to completions that wait for one."""
+        taken = self._table.refill(self._trajectories)
+        if not (taken >= 0).any():
+            return
         self._read_begun(taken[taken >= 0].tolist())
-        if (taken >= 0).any():
-            layout = self._programs.layout
-            completions = shard(taken, layout.sharding(layout.prompts))
-            self._slots = self._programs.admit(self._prompts, self._slots, completions)
+        layout = self._programs.layout
+        completions = shard(taken, layout.sharding(layout.prompts))
+        self._slots = self._programs.admit(self._prompts, self._slots, completions)
 
     def _decode(self) -> None:
         """Begins to decode until turns have ended."""
@@ -188,14 +233,15 @@ class Session(PendingSamples):
 
     def _take_report(self, report: Report) -> None:
         """Waits until decoding pauses, and hands the turns that ended to the responder."""
-        self._report = None
+        self._report, table = None, self._table
         live, lengths, finished, ids, logps, counts = fetch(report)
         steps, slots, cache_share = counts
-        self._counts = self._counts.plus(SamplingCounts(int(steps), int(slots), float(cache_share)))
-        for slot in np.argwhere(self._live).tolist():
+        num_drawn = 0
+        for slot in np.argwhere(table.live).tolist():
             at = tuple(slot)
-            number = int(self._completion[at])
+            number = int(table.completion[at])
             drawn = int(lengths[at]) - len(self._trajectories[number])
+            num_drawn += drawn
             trajectory = self._trajectories[number].extended(
                 ids[at][:drawn], logps[at][:drawn], version=self._version
             )
@@ -204,7 +250,11 @@ class Session(PendingSamples):
                 continue
             if not finished[at]:
                 self._finish(number, "length")
+            elif self._responder is None:
+                self._finish(number, "stop")
             else:
                 self._asked.add(number)
                 self._responder.take(number, trajectory)
-        self._live = live.copy()
+        table.live = live.copy()
+        counted = SamplingCounts(int(steps), int(slots), float(cache_share), num_drawn)
+        self._counts = self._counts.plus(counted)

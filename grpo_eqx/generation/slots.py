@@ -255,9 +255,22 @@ class SlotQueue(NamedTuple):
             completions = jnp.arange(num_slots, dtype=jnp.int32).reshape(P, self.group)
             return Slots.of_prompts(self.prompts, completions, max_length, routes)
         within = jnp.arange(num_slots // self.num_shards, dtype=jnp.int32)
-        completions = (self.bounds()[:-1, None] + within).reshape(-1, 1)
-        prompts = self.prompts_of(completions[:, 0])
-        return Slots.of_prompts(prompts, completions, max_length, routes)
+        completions = self.bounds()[:-1, None] + within
+        return self.slots_of(completions.reshape(-1), max_length, routes)
+
+    def slots_of(
+        self,
+        completions: Int[Array, " R"],
+        max_length: int,
+        routes: jax.ShapeDtypeStruct | None = None,
+    ) -> Slots:
+        """Creates slots, one per row, for equally many completions of each part.
+
+        Where a number is negative, the slot is idle.
+        """
+        prompts = self.prompts_of(jnp.maximum(completions, 0))
+        slots = Slots.of_prompts(prompts, completions[:, None], max_length, routes)
+        return slots._replace(live=slots.live & (completions >= 0)[:, None])
 
     def prompts_of(self, completions: Int[Array, " R"]) -> PromptCache:
         """Gathers prompts of equally many completions per part; past its end, its last prompt."""

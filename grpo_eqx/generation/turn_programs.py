@@ -1,7 +1,7 @@
 """Programs of a session, in which completions have several turns."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.slots import SlotQueue, Slots, laid_out_prompts, prompt_shardings
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.generation.turns import (
+    CARRIED_AT_ONCE,
     TOKENS_AT_ONCE,
     Readers,
     Report,
@@ -28,16 +29,31 @@ from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding.arrays import shapes_of
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
-PREFILL, SLOTS, DECODE, EXTEND, ADMIT = "prefill", "slots", "decode", "extend", "admit"
+WEIGHTS, PREFILL, SLOTS, DECODE, ADMIT = "weights", "prefill", "slots", "decode", "admit"
+EXTEND, REREAD = "extend", "reread"
+READS = {TOKENS_AT_ONCE: EXTEND, CARRIED_AT_ONCE: REREAD}
+"""Programs that read tokens, by how many a slot reads at once."""
+
+
+def reads_of(*, responds: bool, is_carried: bool) -> tuple[int, ...]:
+    """Returns how many tokens, of `READS`, slots read at once in a session.
+
+    **Arguments:**
+
+    - `responds`: whether others write in its completions.
+    - `is_carried`: whether other sessions began some of them.
+    """
+    return (TOKENS_AT_ONCE,) * responds + (CARRIED_AT_ONCE,) * is_carried
 
 
 class Draws(NamedTuple):
     """Addresses of the draws of a batch."""
 
     seed: UInt[Array, ""]
-    step: Int[Array, ""]
+    steps: Int[Array, " P"]
+    """Step of each prompt."""
     rows: Int[Array, " P"]
-    """Row of each prompt among those that are sampled for the step."""
+    """Row of each prompt among those of its step."""
 
 
 class TurnKey(NamedTuple):
@@ -46,10 +62,13 @@ class TurnKey(NamedTuple):
     program: str
     num_prompts: int
     num_generations: int
-    prompt_width: int
+    prompt_width: int | None
+    """Tokens of a padded prompt; `None` for a program that is the same for all."""
     sampling: Sampling
 
     def __str__(self) -> str:
+        if self.prompt_width is None:
+            return self.program
         return f"{self.program} (prompts of {self.prompt_width} tokens)"
 
 
@@ -79,16 +98,22 @@ class TurnPrograms:
         - `batch`: number of prompts, and of completions of each.
         - `compiler`: compiles the programs.
         """
-        self._options, self._lay_out, self._batch = options, lay_out, batch
+        self._options, self._lay_out, self.batch = options, lay_out, batch
         self._group, number = batch[1], batch[0] * batch[1]
         self.num_slots = min(options.max_num_seqs or number, number)
         self.is_refilled = self.num_slots < number
+        # Not with the prefill: XLA for CPUs, which orders collectives by their data alone, could
+        # have one device wait for an exchange of weights, and another for one of the prefill.
+        self._weights = compiler.jit(WEIGHTS, self._move_weights)
         self._prefill = compiler.jit(PREFILL, self._read_prompts)
         # Not with the prefill, whose peak would have the empty caches too.
         keeps = () if self.is_refilled else (0,)
         self._slots = compiler.jit(SLOTS, self._first_slots, donate_argnums=keeps)
         self.decode = compiler.jit(DECODE, self._decode, static_argnums=5, donate_argnums=1)
-        self.read = compiler.jit(EXTEND, self._read, donate_argnums=1)
+        self._reads = {
+            tokens: compiler.jit(name, self._read, donate_argnums=1)
+            for tokens, name in READS.items()
+        }
         self.admit = compiler.jit(ADMIT, self._admit, donate_argnums=1)
 
     @functools.cached_property
@@ -103,7 +128,11 @@ class TurnPrograms:
         return devices, num_readers(self.num_slots // devices)
 
     def to_compile(
-        self, model: CausalLM, prompt_width: int, sampling: Sampling
+        self,
+        model: CausalLM,
+        prompt_width: int,
+        sampling: Sampling,
+        reads: Sequence[int] = (TOKENS_AT_ONCE,),
     ) -> Iterator[TurnProgram]:
         """Yields the programs in the order of their use.
 
@@ -112,8 +141,10 @@ class TurnPrograms:
         - `model`: the shapes of the model, as training holds it.
         - `prompt_width`: tokens of a padded prompt.
         - `sampling`: how tokens are drawn.
+        - `reads`: numbers of tokens, of `READS`, that slots read at once.
         """
-        P = self._batch[0]
+        P = self.batch[0]
+        moved = self._shapes_of_weights(model)
 
         def prompts() -> list[Any]:
             by_prompt = self.layout.sharding(self.layout.prompts)
@@ -121,7 +152,7 @@ class TurnPrograms:
 
         @functools.cache
         def begun() -> tuple[CausalLM, PromptCache, Slots]:
-            return self._shapes_of_begun(model, *prompts())
+            return self._shapes_of_begun(moved, *prompts())
 
         def kept() -> PromptCache | None:
             return begun()[1] if self.is_refilled else None
@@ -129,84 +160,124 @@ class TurnPrograms:
         def decode() -> jax.stages.Lowered:
             weights, _, slots = begun()
             whole = self.layout.sharding()
-            seed, step = (_shape((), dtype, whole) for dtype in (jnp.uint32, jnp.int32))
-            draws = Draws(seed, step, _shape((P,), jnp.int32, whole))
+            seed, of_prompts = _shape((), jnp.uint32, whole), _shape((P,), jnp.int32, whole)
+            draws = Draws(seed, of_prompts, of_prompts)
             stopping = self._options.stopping
             stopping = shapes_of(stopping, jax.tree.map(lambda x: whole, stopping))
             return self.decode.lower(
                 weights, slots, draws, stopping, _shape((), jnp.int32), sampling
             )
 
-        def read() -> jax.stages.Lowered:
+        def read(tokens: int) -> jax.stages.Lowered:
             weights, _, slots = begun()
-            return self.read.lower(weights, slots, self._shapes_of_readers())
+            return self._reads[tokens].lower(weights, slots, self._shapes_of_readers(tokens))
 
         def admit() -> jax.stages.Lowered:
             _, prompts, slots = begun()
-            by_row = self.layout.sharding(self.layout.prompts)
-            return self.admit.lower(prompts, slots, _shape((self.num_slots,), jnp.int32, by_row))
+            return self.admit.lower(prompts, slots, self._shape_of_completions())
 
         def program(
             name: str, lower: Callable[[], jax.stages.Lowered], beside: Callable[[], Any]
         ) -> TurnProgram:
-            return TurnProgram(TurnKey(name, *self._batch, prompt_width, sampling), lower, beside)
+            width = None if name == WEIGHTS else prompt_width
+            return TurnProgram(TurnKey(name, *self.batch, width, sampling), lower, beside)
 
-        yield program(PREFILL, lambda: self._prefill.lower(model, *prompts()), lambda: None)
-        yield program(SLOTS, lambda: self._slots.lower(begun()[1]), lambda: begun()[0])
+        yield program(WEIGHTS, lambda: self._weights.lower(model), lambda: None)
+        yield program(PREFILL, lambda: self._prefill.lower(moved, *prompts()), lambda: None)
+        first = (self._shape_of_completions(),) if self.is_refilled else ()
+        yield program(SLOTS, lambda: self._slots.lower(begun()[1], *first), lambda: begun()[0])
         yield program(DECODE, decode, kept)
-        yield program(EXTEND, read, kept)
+        for tokens in reads:
+            yield program(READS[tokens], functools.partial(read, tokens), kept)
         if self.is_refilled:
             yield program(ADMIT, admit, lambda: begun()[0])
 
+    def _shapes_of_weights(self, model: CausalLM) -> CausalLM:
+        """Returns the shapes of what the program of weights returns."""
+        layout, moved = self.layout, self._weights.eval_shape(model)
+        return shapes_of(moved, moved.shardings(layout.mesh, layout.parameter_rules[-1]))
+
     def _shapes_of_begun(self, *arguments: Any) -> tuple[CausalLM, PromptCache, Slots]:
         """Returns the shapes of weights, prompts and slots, with their shardings."""
-        layout = self.layout
+        layout, weights = self.layout, arguments[0]
         model, prompts = self._prefill.eval_shape(*arguments)
-        if self._options.decoding_form is None:
-            of_model = model.shardings(layout.mesh, layout.parameter_rules[-1])
-        else:  # which the compiler chooses
+        if model is not None:  # with shardings that the compiler chooses
             of_model, _ = self._prefill.lower(*arguments).compile().output_shardings
+            weights = shapes_of(model, of_model)
         prompts = shapes_of(prompts, prompt_shardings(prompts, layout))
-        slots = self._slots.eval_shape(prompts)
-        return shapes_of(model, of_model), prompts, shapes_of(slots, slots.shardings(layout))
+        first = (self._shape_of_completions(),) if self.is_refilled else ()
+        slots = self._slots.eval_shape(prompts, *first)
+        return weights, prompts, shapes_of(slots, slots.shardings(layout))
 
-    def _shapes_of_readers(self) -> Readers:
+    def _shape_of_completions(self) -> Any:
+        return _shape((self.num_slots,), jnp.int32, self.layout.sharding(self.layout.prompts))
+
+    def _shapes_of_readers(self, tokens: int) -> Readers:
         layout, n = self.layout, self.readers[0] * self.readers[1]
         by_row = layout.sharding(layout.prompts + layout.groups)
         return Readers(
             slots=_shape((n,), jnp.int32, by_row),
-            ids=_shape((n, 1, TOKENS_AT_ONCE), jnp.int32, by_row),
+            ids=_shape((n, 1, tokens), jnp.int32, by_row),
             lengths=_shape((n, 1), jnp.int32, by_row),
             resumes=_shape((n, 1), bool, by_row),
         )
 
     def begin(
-        self, model: CausalLM, prompt_ids: Int[Array, "P Tp"], prompt_mask: Bool[Array, "P Tp"]
+        self,
+        model: CausalLM,
+        prompt_ids: Int[Array, "P Tp"],
+        prompt_mask: Bool[Array, "P Tp"],
+        completions: Int[Array, " R"] | None,
+        kept: Slots | None = None,
     ) -> tuple[CausalLM, PromptCache | None, Slots]:
         """Returns the weights that decode, the prompts that slots are refilled from, and the slots.
 
         Where every completion has a slot, slots hold all prompts.
+
+        **Arguments:**
+
+        - `model`: the model, as training holds it.
+        - `prompt_ids`, `prompt_mask`: the prompts.
+        - `completions`: where there are fewer slots than completions, that of each new slot.
+        - `kept`: slots that another session has left, with what they hold; by default, new ones.
         """
-        model, prompts = self._prefill(model, prompt_ids, prompt_mask)
-        slots = self._slots(prompts)
-        return model, prompts if self.is_refilled else None, slots
+        model = self._weights(model)
+        in_form, prompts = self._prefill(model, prompt_ids, prompt_mask)
+        model = model if in_form is None else in_form
+        if not self.is_refilled:
+            return model, None, self._slots(prompts)
+        return model, prompts, self._slots(prompts, completions) if kept is None else kept
+
+    def read(self, model: CausalLM, slots: Slots, readers: Readers) -> Slots:
+        """Returns the slots with tokens that their completions continue with."""
+        return self._reads[readers.ids.shape[-1]](model, slots, readers)
+
+    def _move_weights(self, model: CausalLM) -> CausalLM:
+        return weights_moved_by_layer(model, self._options, self.layout)
 
     def _read_prompts(
         self, model: CausalLM, prompt_ids: Int[Array, "P Tp"], prompt_mask: Bool[Array, "P Tp"]
-    ) -> tuple[CausalLM, PromptCache]:
+    ) -> tuple[CausalLM | None, PromptCache]:
+        """Returns the model, if decoding takes it in another form, and the prompts."""
         options, layout = self._options, self.layout
-        model = weights_moved_by_layer(model, options, layout)
         begun = begin(
             model, prompt_ids, prompt_mask, self._group,
             max_length=options.max_completion_length, num_slots=self.num_slots, layout=layout,
             kv_cache_dtype=options.kv_cache_dtype, kv_head_multiple=options.kv_head_multiple,
             attention=options.attention.over(layout), decoding_form=options.decoding_form,
         )  # fmt: skip
-        return begun.model, laid_out_prompts(begun.queue.prompts, layout)
+        in_form = None if options.decoding_form is None else begun.model
+        return in_form, laid_out_prompts(begun.queue.prompts, layout)
 
-    def _first_slots(self, prompts: PromptCache) -> Slots:
+    def _first_slots(
+        self, prompts: PromptCache, completions: Int[Array, " R"] | None = None
+    ) -> Slots:
         queue = SlotQueue(prompts, self._group, self.layout.num_prompt_shards)
-        slots = queue.first_slots(self.num_slots, self._options.max_completion_length)
+        length = self._options.max_completion_length
+        if completions is None:
+            slots = queue.first_slots(self.num_slots, length)
+        else:
+            slots = queue.slots_of(completions, length)
         return slots.laid_out(self.layout)
 
     def _decode(
@@ -218,7 +289,7 @@ class TurnPrograms:
         pause_after: Int[Array, ""],
         sampling: Sampling,
     ) -> tuple[Slots, Report]:
-        keys = sample_keys(draws.seed, draws.step, draws.rows, self._group).reshape(-1)
+        keys = sample_keys(draws.seed, draws.steps, draws.rows, self._group).reshape(-1)
         slots, report = decode_turns(
             model, slots, keys, stopping, sampling, self.layout, pause_after
         )

@@ -20,6 +20,8 @@ MOST_STEPS = 32
 TOKENS_AT_ONCE = 16
 """Tokens that a slot reads at once of what others wrote. Where such a run is cut depends on the run
 alone: with other cuts, results would round otherwise."""
+CARRIED_AT_ONCE = 128
+"""Tokens that a slot reads at once of a completion that another session began."""
 
 
 class Report(NamedTuple):

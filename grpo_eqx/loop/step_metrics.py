@@ -99,7 +99,7 @@ class StepMetrics:
         """Returns the shares of slots, caches and rows that were used, and the shapes compiled."""
         of_slots, slots = {}, made.counts.slots
         if slots:  # else the sampler does not count them
-            of_slots["perf/slot_utilization"] = float(made.num_written.sum() / slots)
+            of_slots["perf/slot_utilization"] = made.counts.tokens / slots
             of_slots["perf/cache_read_share"] = made.counts.cache_share / slots
         return {
             **of_slots,

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from grpo_eqx.common.choices import (
     CLIPPED_LOSSES,
+    SAMPLER_WEIGHTS,
     ImportanceSamplingLevel,
     KLEstimator,
     LossType,
@@ -48,7 +49,7 @@ class TokenBatch(NamedTuple):
     policy_mask: Bool[Array, "P G Tc"] | None = None
     """True for tokens that the policy term and entropy bonus act on. `None`: all that count."""
     old_logps: Float[Array, "P G Tc"] | None = None
-    """Log-probs under the policy that ratios divide by. `None`: the policy itself; ratios are 1."""
+    """Log-probs under the policy before the step's updates. `None`: the policy itself."""
     ref_logps: Float[Array, "P G Tc"] | None = None
     """Log-probs under the reference policy; required with `beta`."""
 
@@ -89,15 +90,22 @@ class Objective(eqx.Module):
     def __call__(self, batch: TokenBatch, totals: Totals) -> tuple[Float[Array, ""], Metrics]:
         """Returns this micro-batch's part of the optimizer step's loss, and its metrics.
 
-        Per token: the policy loss, times the off-policy and policy masks and the sampler
-        correction, plus `beta` times the KL estimate. This is aggregated with `token_weights`, less
-        `entropy_coef` times the mean entropy of the tokens that the policy term acts on.
+        Per token: the policy loss, of ratios to the policy before the updates or, if coupled, to
+        the sampler; times the off-policy and policy masks and the sampler correction; plus `beta`
+        times the KL estimate. This is aggregated with `token_weights`, less `entropy_coef` times
+        the mean entropy of the tokens that the policy term acts on.
         """
         batch = _without_padding(batch)
         old_logps = jax.lax.stop_gradient(
             batch.logps if batch.old_logps is None else batch.old_logps
         )
-        ratios = policy_ratios(batch.logps, old_logps, batch.mask, self.importance_sampling_level)
+        is_coupled = self.importance_sampling_mode == "coupled"
+        ratios = policy_ratios(
+            batch.logps,
+            batch.sampler_logps if is_coupled else old_logps,
+            batch.mask,
+            self.importance_sampling_level,
+        )
         policy = self._policy_loss(batch, ratios)
         correction = self._sampler_weights(batch, old_logps)
         policy_mask = batch.mask if batch.policy_mask is None else batch.policy_mask & batch.mask
@@ -152,7 +160,7 @@ class Objective(eqx.Module):
     def _sampler_weights(
         self, batch: TokenBatch, old_logps: Float[Array, "P G Tc"]
     ) -> Float[Array, "P G W"] | None:
-        if self.importance_sampling_mode is None:
+        if self.importance_sampling_mode not in SAMPLER_WEIGHTS:
             return None
         return sampler_weights(
             old_logps,

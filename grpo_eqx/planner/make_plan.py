@@ -6,7 +6,15 @@ from typing import Any
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.generation.local_sampler import GENERATE
-from grpo_eqx.generation.turn_programs import ADMIT, DECODE, EXTEND, PREFILL, SLOTS
+from grpo_eqx.generation.turn_programs import (
+    ADMIT,
+    DECODE,
+    EXTEND,
+    PREFILL,
+    REREAD,
+    SLOTS,
+    WEIGHTS,
+)
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram, is_evaluation
@@ -30,7 +38,7 @@ SETTINGS = (
     "lora_rank", "load_in_8bit", "router_replay",
 )  # fmt: skip
 """Settings of the run that a plan reports."""
-SAMPLING = (GENERATE, PREFILL, SLOTS, DECODE, EXTEND, ADMIT)
+SAMPLING = (GENERATE, WEIGHTS, PREFILL, SLOTS, DECODE, EXTEND, REREAD, ADMIT)
 """Programs that complete prompts, of which a run has the first or the others."""
 TRAINING = (*SAMPLING, SCORE, SCORE_REFERENCE, UPDATE)
 """Programs of a step, in the order in which they are shown."""

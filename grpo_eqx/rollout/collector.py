@@ -18,6 +18,7 @@ from grpo_eqx.generation.routes import replaced
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import RewardRunner, Rewards
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
+from grpo_eqx.rollout.in_flight import GroupsInFlight, staleness_of
 from grpo_eqx.rollout.rollout import Rollout, rewarded
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.tracking.metrics import (
@@ -35,8 +36,10 @@ from grpo_eqx.training.state import TrainState
 class _Started(NamedTuple):
     """A rollout that the sampler is working on."""
 
-    indices: Int[np.ndarray, " P"]
+    indices: Int[np.ndarray, " P"] | None
+    """Positions of its prompts in the data; `None` where they are known when it has ended."""
     pending: PendingSamples
+    step: int
 
 
 class RolloutCollector:
@@ -73,6 +76,8 @@ class RolloutCollector:
         self.mesh = mesh
         self.without_token = without_token
         self._started: _Started | None = None
+        self._in_flight: GroupsInFlight | None = None
+        self._step = self._num_waiting = 0
 
     def start(self, state: TrainState) -> None:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
@@ -83,7 +88,7 @@ class RolloutCollector:
 
     def __exit__(self, *_: object) -> None:
         """Drops a rollout that was started and is not wanted any more."""
-        self._started = None
+        self._started = self._in_flight = None
 
     def next(
         self,
@@ -105,6 +110,7 @@ class RolloutCollector:
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
         started, self._started = self._started or self._start(state, 0), None
+        self._step = started.step
         kept = self._sampled(started, clock)
         if most == 1:
             on_sampled(kept)
@@ -133,7 +139,27 @@ class RolloutCollector:
             dropped = 1 - self.teaches(kept).sum() / len(rewards.total)
             metrics["dynamic_sampling/num_generation_batches"] = float(self.num_batches(made))
             metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
+        if self._in_flight is not None:
+            metrics |= self._staleness(kept, made)
         return metrics
+
+    def _staleness(self, kept: Rollout, made: Rollout) -> dict[str, float]:
+        """Returns how old the tokens are that a step learns from, and how busy slots were."""
+        assert self._in_flight is not None
+        of_tokens = staleness_of(kept.groups, self._step)
+        metrics = {
+            "staleness/mean": float(of_tokens.mean()),
+            "staleness/max": float(of_tokens.max()),
+            "staleness/frac_stale_tokens": float((of_tokens > 0).mean()),
+            "staleness/num_groups_waiting": float(self._num_waiting),
+        }
+        if made.counts.slots:
+            metrics["staleness/frac_idle_slots"] = 1 - made.counts.tokens / made.counts.slots
+        return metrics
+
+    def carried(self) -> dict[str, np.ndarray]:
+        """Returns the groups in flight after a step, for `TrainState.carried`."""
+        return {} if self._in_flight is None else self._in_flight.arrays()
 
     def logged(self, made: Rollout, metrics: Collection[str]) -> dict[str, float]:
         """Returns the metrics that reward functions have logged of everything that was sampled.
@@ -159,9 +185,11 @@ class RolloutCollector:
     @phase("rollout")
     def _start(self, state: TrainState, number: int) -> _Started:
         """Starts rollout `number` of a step, on batch `state.next_batch + number` of prompts."""
+        self.sampler.set_weights(state.model, state.step)
+        if self.cfg.max_staleness:
+            return self._carry_on(state, number)
         indices, P = self.prompts.indices(state.next_batch + number), self.cfg.prompts_per_step
         tokens = self.prompts.data.tokens
-        self.sampler.set_weights(state.model, state.step)
         trajectories = [
             Trajectory(tokens[i], Address(state.step, number * P + row, sample))
             for row, i in enumerate(indices)
@@ -171,25 +199,51 @@ class RolloutCollector:
         pending = self.sampler.submit(
             trajectories, problems=problems, prompt_width=self.prompts.width(indices)
         )
-        return _Started(indices, pending)
+        return _Started(indices, pending, state.step)
+
+    def _carry_on(self, state: TrainState, number: int) -> _Started:
+        """Goes on with the groups in flight, and those that follow, until enough are whole."""
+        cfg = self.cfg
+        if self._in_flight is None:
+            # Of dynamic sampling, nobody knows how many batches it takes.
+            num_batches = None if cfg.dynamic_sampling else cfg.steps
+            self._in_flight = GroupsInFlight(
+                self.prompts, cfg.num_generations, cfg.max_staleness, num_batches
+            )
+            if state.carried:
+                self._in_flight.restore(state.carried)
+        self._in_flight.begin(state.next_batch + number, state.step)
+        pending = self.sampler.submit(
+            self._in_flight.trajectories(),
+            prompt_width=self.prompts.widths[-1],
+            until=self._in_flight.are_enough,
+        )
+        return _Started(None, pending, state.step)
 
     @phase("rollout")
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
         """Waits until prompts are completed."""
         made, G = started.pending.result(), self.cfg.num_generations
+        indices = started.indices
+        if indices is not None:
+            groups = [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)]
+        else:
+            assert self._in_flight is not None
+            taken = self._in_flight.take(made.trajectories)
+            self._num_waiting = self._in_flight.num_waiting
+            indices = np.array([each.index for each in taken])
+            groups = [each.group for each in taken]
         problems = self.prompts.data.prompts
         rollout = Rollout(
-            [problems[i] for i in started.indices],
-            [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)],
-            self.tokenizer, started.indices, counts=made.counts, routes=made.routes,
-            acted=made.acted,
+            [problems[i] for i in indices], groups, self.tokenizer, indices,
+            counts=made.counts, routes=made.routes, acted=made.acted,
         )  # fmt: skip
         clock.lap("rollout")
         return rollout
 
     @phase("reward")
     def _rewarded(self, rollout: Rollout, started: _Started, clock: StepClock) -> Rollout:
-        rewards = rewarded(self.rewards, rollout)
+        rewards = rewarded(self.rewards, rollout, started.step)
         started.pending.release()
         clock.lap("reward")
         return rollout.with_rewards(rewards)

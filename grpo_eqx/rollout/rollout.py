@@ -154,14 +154,20 @@ class Rollout:
         return np.array([[value(each) for each in group] for group in self.groups], dtype)
 
 
-def rewarded(runner: RewardRunner, rollout: Rollout) -> Rewards:
+def rewarded(runner: RewardRunner, rollout: Rollout, step: int = 0) -> Rewards:
     """Each process rewards the completions of its share of the prompts; then all have all rewards.
 
     What a reward function raises in one process ends all of them, and the share of its failures is
     that of all.
+
+    **Arguments:**
+
+    - `runner`: the reward functions.
+    - `rollout`: the prompts with their completions.
+    - `step`: the step that they are for, of which functions may be told.
     """
     P, G = rollout.lengths.shape
-    share, step = range(P)[own_share(P)], next(rollout.trajectories).address.step
+    share = range(P)[own_share(P)]
 
     def own_rewards() -> tuple[Float[np.ndarray, "p twice_funcs G"], Logged | None]:
         if len(share) == 0:

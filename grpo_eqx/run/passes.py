@@ -10,7 +10,8 @@ class Passes(NamedTuple):
     """The forward passes over a step's completions besides those of its updates."""
 
     old_policy: bool
-    """For the log-probs that ratios divide by. A single update is on-policy: its ratios are 1."""
+    """For the log-probs that ratios divide by. A single update has ratios of 1; with
+    `importance_sampling_mode` `coupled`, they are relative to the sampler."""
     reference: bool
     """For the log-probs of the KL term."""
     entropies: bool
@@ -20,7 +21,7 @@ class Passes(NamedTuple):
     def of(cls, cfg: GRPOConfig) -> "Passes":
         """Decides which passes the settings need."""
         return cls(
-            old_policy=cfg.updates_per_step > 1,
+            old_policy=cfg.updates_per_step > 1 and cfg.importance_sampling_mode != "coupled",
             reference=cfg.beta > 0,
             entropies=cfg.top_entropy_quantile < 1,
         )

@@ -147,6 +147,7 @@ def _sampler_options(
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         kv_head_multiple=vector_size(mesh),
         max_num_seqs=cfg.max_num_seqs,
+        keeps_caches=cfg.carried_caches == "keep",
         decoding_form=CpuDecoding() if on_cpu(mesh) else None,
         records_routes=cfg.router_replay,
         rollout_sharding=run.rollout_sharding,

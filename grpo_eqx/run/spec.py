@@ -178,6 +178,13 @@ class RunSpec:
         return self.cfg.prompts_per_step, self.cfg.num_generations
 
     @property
+    def sampled_shape(self) -> tuple[int, int]:
+        """Prompts that are sampled together, and completions of each; more than a rollout's where
+        groups are in flight across steps.
+        """
+        return (self.cfg.max_staleness + 1) * self.cfg.prompts_per_step, self.cfg.num_generations
+
+    @property
     def update_shape(self) -> tuple[int, int]:
         """Prompts of an update's batch, and completions of each."""
         return self.cfg.prompts_per_step // self.cfg.steps_per_generation, self.cfg.num_generations

@@ -8,7 +8,7 @@ import jax
 from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.routes import Routes, shapes_of_routes
-from grpo_eqx.generation.turn_programs import PREFILL
+from grpo_eqx.generation.turn_programs import WEIGHTS, reads_of
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.programs import Programs
 from grpo_eqx.run.spec import RunSpec
@@ -56,7 +56,10 @@ def run_programs(
         ),
         ("parameters", "optimizer_state"),
     )
-    yield from _sampling(run, programs, *run.rollout_shape, prompt_width or lengths.train)
+    carried = run.cfg.max_staleness > 0
+    yield from _sampling(
+        run, programs, *run.sampled_shape, prompt_width or lengths.train, is_carried=carried
+    )
     if run.passes.num_scores(cfg)[SCORE] > 0:
         rows = _rows(run, programs, programs.rollout_rows)
         yield RunProgram(SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",))
@@ -91,11 +94,13 @@ def _sampling(
     num_generations: int,
     prompt_width: int,
     sampling: Sampling | None = None,
+    *,
+    is_carried: bool = False,
 ) -> Iterator[RunProgram]:
     """Yields the programs that complete a batch, in the order of their use."""
     sampler, model = programs.sampler, state_shapes(run, programs.updater).model
     batch = num_prompts, num_generations, prompt_width, sampling or sampler.options.sampling
-    if not run.acts:
+    if not run.acts and not is_carried:
         yield RunProgram(
             GENERATE,
             lambda: sampler.lower(model, *batch),
@@ -103,8 +108,9 @@ def _sampling(
             key=sampler.key(*batch),
         )
         return
-    for each in sampler.turns(num_prompts, num_generations).to_compile(model, *batch[2:]):
-        arguments = ("parameters",) if each.key.program == PREFILL else ()
+    reads = reads_of(responds=run.acts, is_carried=is_carried)
+    for each in sampler.turns(num_prompts, num_generations).to_compile(model, *batch[2:], reads):
+        arguments = ("parameters",) if each.key.program == WEIGHTS else ()
         yield RunProgram(each.key.program, each.lower, arguments, each.beside, each.key)
 
 
@@ -141,7 +147,8 @@ def sampling_programs(
     run: RunSpec, programs: Programs, prompt_width: int
 ) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
     """Yields what a rollout calls, for `Compiler.start`."""
-    for each in _sampling(run, programs, *run.rollout_shape, prompt_width):
+    carried = run.cfg.max_staleness > 0
+    for each in _sampling(run, programs, *run.sampled_shape, prompt_width, is_carried=carried):
         yield each.key, each.lower
 
 

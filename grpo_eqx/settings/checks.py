@@ -10,6 +10,7 @@ from typing import Any
 from grpo_eqx.common.choices import (
     ALL_LINEAR,
     CLIPPED_LOSSES,
+    SAMPLER_WEIGHTS,
     TRACKERS,
     AdvantageEstimator,
     ImportanceSamplingLevel,
@@ -280,9 +281,10 @@ def check_sampler_correction(
 ) -> None:
     """Refuses a clip range without a correction, or without the weight 1 in it."""
     low, high = importance_sampling_clip_min, importance_sampling_clip_max
-    if importance_sampling_mode is None and rollout_dtype != "int8":  # whose default is a mode
+    mode = importance_sampling_mode or ("token_truncate" if rollout_dtype == "int8" else None)
+    if mode not in SAMPLER_WEIGHTS:
         _refuse_given(
-            "without importance_sampling_mode",
+            f"with importance_sampling_mode {mode}" if mode else "without importance_sampling_mode",
             "set the mode, for example token_truncate, or leave it unset (None)",
             importance_sampling_clip_min=low,
             importance_sampling_clip_max=high,
@@ -296,6 +298,52 @@ def check_sampler_correction(
         raise UserError(
             f"importance_sampling_clip_max is {high}: it must be finite and above 1, the "
             f"weight where the sampler and the trainer agree."
+        )
+
+
+def check_staleness(
+    max_staleness: int,
+    carried_caches: str | None,
+    importance_sampling_mode: SamplerCorrection | None,
+    rollout_dtype: str,
+    kv_cache_dtype: str,
+    dtype: str,
+    top_k: int | None,
+    top_p: float,
+    min_p: float,
+    router_replay: bool,
+) -> None:
+    """Refuses stale tokens without a word on their correction, and corrections of nothing."""
+    mode = importance_sampling_mode
+    if max_staleness == 0:
+        _refuse_given(
+            "with max_staleness = 0",
+            "set max_staleness above 0, or leave it unset (None)",
+            carried_caches=carried_caches,
+            importance_sampling_mode="coupled" if mode == "coupled" else None,
+        )
+        as_trained = (
+            (rollout_dtype, kv_cache_dtype) in (("auto", "auto"), ("auto", "float32"))
+            and dtype == "float32"
+            and (top_k, top_p, min_p) == (None, 1.0, 0.0)
+        )
+        if as_trained:
+            _refuse_given(
+                "and the sampler is the trained model, in float32 and with max_staleness = 0",
+                "leave it unset (None)",
+                importance_sampling_mode=mode,
+            )
+        return
+    if mode is None and rollout_dtype != "int8":  # whose default is a mode
+        raise UserError(
+            f"max_staleness is {max_staleness}, and importance_sampling_mode is not set: tokens of "
+            f"older policies are drawn with other probabilities; set it to token_truncate, or to "
+            f"none to learn from them as they are."
+        )
+    if router_replay:
+        raise UserError(
+            f"max_staleness is {max_staleness} with router_replay: the experts of completions that "
+            f"go on after an update are not recorded; turn one of them off."
         )
 
 
@@ -456,6 +504,7 @@ CHECKS = (
     check_dynamic_sampling,
     check_reward_limits,
     check_sampler_correction,
+    check_staleness,
     check_updates,
     check_alternatives,
     check_trackers,

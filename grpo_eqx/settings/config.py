@@ -11,6 +11,7 @@ from typing import Any, Literal
 from grpo_eqx.common.choices import (
     ALL_LINEAR,
     CLIPPED_LOSSES,
+    SAMPLER_WEIGHTS,
     AdvantageEstimator,
     ImportanceSamplingLevel,
     KLEstimator,
@@ -124,6 +125,15 @@ class GRPOConfig:
     the trained one: sampling/* metrics record the difference, and importance_sampling_mode corrects
     for it. auto: the dtype that the model computes in."""
 
+    max_staleness: NonNegativeInt = 0
+    """Steps by which the policy that drew a token may be older than the one that learns from it.
+    Above 0, a step learns from the first prompts_per_step groups that are whole; other completions
+    go on with the weights of the next step. A group that would become older is waited for, and none
+    is dropped. 0: each step samples what it learns from."""
+    carried_caches: Literal["recompute", "keep"] | None = None
+    """Keys and values of completions that go on after an update: recompute them with the new
+    weights, or keep those of the weights that drew the tokens, which is faster, takes memory during
+    updates, and draws tokens from a mixture of policies. None: recompute with max_staleness."""
     router_replay: bool = False
     """Train each token through the experts that the sampler chose for it, weighted by the trained
     router (R3); for models with experts."""
@@ -244,9 +254,11 @@ class GRPOConfig:
 
     # Correction for a sampler whose distribution is not the trainer's
     importance_sampling_mode: SamplerCorrection | None = None
-    """Weight tokens by the ratio of the trainer's probability to the sampler's, per token or per
-    sequence, truncated to the clip range or masked outside it. None: unweighted, but
-    token_truncate where rollout_dtype is int8."""
+    """Weight tokens by the ratio of the trainer's probability, before the updates, to the
+    sampler's, per token or per sequence, truncated to the clip range or masked outside it (with
+    max_staleness, the decoupled form). coupled: the loss's own ratios, and their clipping, are
+    relative to the policies that drew the tokens. none: unweighted. Required with max_staleness.
+    None: none, but token_truncate where rollout_dtype is int8."""
     importance_sampling_clip_min: float | None = None
     """Lower end of that range, below 1. None: unbounded."""
     importance_sampling_clip_max: float | None = None
@@ -432,12 +444,13 @@ class GRPOConfig:
             names.append("importance_sampling_level")
         notes = []
         slots, completions = self.max_num_seqs, self.prompts_per_step * self.num_generations
-        if slots is not None and slots >= completions:
+        if slots is not None and slots >= completions and not self.max_staleness:
             notes.append(
                 f"note: max_num_seqs is {slots}, and a rollout has {completions} completions: all "
                 f"are decoded at once, as without it."
             )
-        if self.updates_per_step > 1 or not names:
+        is_coupled = self.importance_sampling_mode == "coupled"
+        if self.updates_per_step > 1 or is_coupled or not names:
             return "\n".join(notes) or None
         notes.append(
             f"note: with one update per rollout the ratio is exactly 1, and {', '.join(names)} "
@@ -528,9 +541,12 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults |= {"lora_alpha": 32.0, "lora_target": ALL_LINEAR}
     if cfg.rollout_dtype == "int8":
         defaults["importance_sampling_mode"] = "token_truncate"
-    corrects = cfg.importance_sampling_mode is not None or "importance_sampling_mode" in defaults
-    if corrects and cfg.importance_sampling_clip_min is None:
+    mode = cfg.importance_sampling_mode or defaults.get("importance_sampling_mode")
+    if mode in SAMPLER_WEIGHTS and cfg.importance_sampling_clip_min is None:
         defaults["importance_sampling_clip_max"] = 3.0
+    if cfg.max_staleness:
+        defaults["carried_caches"] = "recompute"
+        defaults["max_num_seqs"] = cfg.prompts_per_step * cfg.num_generations
     if scales_rewards(cfg.advantage_estimator, cfg.multi_objective_aggregation):
         defaults["scale_rewards"] = "group"
     if cfg.dynamic_sampling:
@@ -541,8 +557,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["num_completions_to_print"] = 4
     if cfg.num_generations_eval is not None:
         defaults["eval_temperature"] = cfg.temperature
-    mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
-    defaults["wandb"] = mode if "wandb" in cfg.report_to else "disabled"
+    wandb = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
+    defaults["wandb"] = wandb if "wandb" in cfg.report_to else "disabled"
     if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"
     return defaults

@@ -256,6 +256,31 @@ _UPDATES = (
         "Largest ratio of the trainer's probability of a token to the sampler's, or weight.",
     ),
 )  # fmt: skip
+_STALENESS = (
+    Metric(
+        "staleness/mean", "steps",
+        "With `max_staleness`: steps by which the policy that drew a token is older than the one "
+        "that learns from it, on average.",
+        "below 1; corrections grow with it",
+    ),
+    Metric(
+        "staleness/max", "steps", "The largest of these ages.", "at most `max_staleness`",
+    ),
+    Metric(
+        "staleness/frac_stale_tokens", "share",
+        "Share of the step's tokens that an older policy drew.",
+    ),
+    Metric(
+        "staleness/num_groups_waiting", "groups",
+        "Groups that are whole and wait for a later step to learn from them.",
+        "below `prompts_per_step`",
+    ),
+    Metric(
+        "staleness/frac_idle_slots", "share",
+        "Share of the slots of all decoding steps that were idle.",
+        "below 0.1; more `max_staleness` or fewer `max_num_seqs` keep slots full",
+    ),
+)  # fmt: skip
 _EXPERTS = (
     Metric(
         "moe/max_vio", "",
@@ -427,6 +452,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Rewards": _REWARDS,
     "Completions": _COMPLETIONS,
     "Updates": _UPDATES,
+    "Staleness": _STALENESS,
     "Experts": _EXPERTS,
     "Evaluations": _EVALUATIONS,
     "Time and throughput": _SPEED,

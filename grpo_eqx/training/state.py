@@ -1,8 +1,10 @@
 """State of a run."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import equinox as eqx
+import numpy as np
 import optax
 
 from grpo_eqx.models.interface import CausalLM
@@ -22,6 +24,8 @@ class TrainState(eqx.Module):
     """First batch of prompts that no step has used; dynamic sampling may use several per step."""
     num_tokens: int = 0
     """Tokens generated so far, each completion counted with its prompt."""
+    carried: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Groups in flight, with `max_staleness`: arrays on the host, whose sizes change."""
     skipped_in_a_row: int = 0
     """Updates in a row, up to the last one, that were skipped because they were not finite."""
 

@@ -91,7 +91,7 @@ def test_calls_are_answered_and_rewards_see_whole_dialogues(
         assert line["tools/call_frequency"] > 0
         assert 0 <= line["tools/failure_frequency"] < 1
         assert np.isfinite(line["loss"])
-    for name in ("prefill", "decode", "extend"):  # of rollouts and of evaluations
+    for name in ("weights", "prefill", "decode", "extend"):  # of rollouts and of evaluations
         assert steps[-1][f"compile/num_shapes/{name}"] == 2
     assert "compile/num_shapes/generate" not in steps[-1]
     run = RunFolder(settings["output_dir"])

@@ -132,13 +132,14 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
 def test_turns_are_planned_with_what_a_session_holds(tiny_run, one_device) -> None:
     run = dataclasses.replace(tiny_run(max_num_seqs=8), acts=True)
     plan = make_plan(run, one_device, quiet, only=[*SAMPLING, "evaluate"])
-    names = ["prefill", "slots", "decode", "extend", "admit"]
+    names = ["weights", "prefill", "slots", "decode", "extend", "admit"]
     assert list(plan.programs) == [*names, *(f"evaluate {name}" for name in names[:-1])]
     assert list(plan.training) == names
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     resident = sum(plan.resident.values())
     beside = {name: each.elsewhere_bytes - resident for name, each in plan.training.items()}
-    assert beside["prefill"] == -plan.resident["parameters"]
+    assert beside["weights"] == -plan.resident["parameters"]
+    assert beside["prefill"] == 0  # the weights that it reads are its own arguments
     assert beside["slots"] == beside["admit"] > beside["decode"] == beside["extend"] > 0
     asked = plan.for_asked(Asked(96, expected_turns=3, expected_observation_length=20))
     times = {name: each.time(asked.expected, RATES).parts for name, each in asked.training.items()}

@@ -56,7 +56,7 @@ def test_entropies_of_shares_are_a_program_of_their_own() -> None:
 def test_completions_of_several_turns_are_sampled_by_programs_of_their_own() -> None:
     run = RunSpec.describe(GRPOConfig(**SMALL, max_num_seqs=8), acts=True)
     programs = make_programs(run, run.mesh(jax.devices()[:1]))
-    of_rollouts = ["prefill", "slots", "decode", "extend", "admit"]
+    of_rollouts = ["weights", "prefill", "slots", "decode", "extend", "admit"]
     of_evaluations = [f"evaluate {name}" for name in of_rollouts]
     names = [each.name for each in run_programs(run, programs)]
     assert names == ["update", *of_rollouts, *of_evaluations]
@@ -72,7 +72,8 @@ def test_programs_of_turns_are_compiled_in_the_order_of_their_use(on_start: bool
         [f"{name} (prompts of {width} tokens)" for name in ("prefill", "slots", "decode", "extend")]
         for width in (16, 24, run.prompts.heldout)
     )
-    steps = [*first, "update", *second]
+    evaluation = ["weights", *evaluation]
+    steps = ["weights", *first, "update", *second]
     assert keys == (evaluation + steps if on_start else steps + evaluation)
 
 

@@ -1,0 +1,227 @@
+"""Groups in flight: begun by one step, and finished by it or by a later one."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from grpo_eqx.data.batches import PromptBatches
+from grpo_eqx.data.trajectory import Address, FinishReason, Group, Trajectory
+
+_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+
+
+@dataclasses.dataclass
+class GroupInFlight:
+    """A group that no step has learned from."""
+
+    index: int
+    """Position of its prompt in the data."""
+    group: Group
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Batch of its prompt, and row in it: older groups come first."""
+        return self.group[0].address[:2]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its completions have ended."""
+        return all(each.finish_reason is not None for each in self.group)
+
+    @property
+    def oldest(self) -> int | None:
+        """Version of the weights that drew its first token; `None` before that."""
+        return min((int(each.versions[0]) for each in self.group if len(each)), default=None)
+
+
+class GroupsInFlight:
+    """Groups that are sampled together, of which each step takes some that are whole.
+
+    With a staleness of `S`, up to `S + 1` batches are in flight, and each has a place, which it
+    keeps. A step takes `P` groups in the order in which they have become whole. It passes over one
+    only where groups that would become too old need all that is left of the step.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptBatches,
+        num_generations: int,
+        max_staleness: int,
+        num_batches: int | None = None,
+    ):
+        """**Arguments:**
+
+        - `prompts`: the order of the prompts.
+        - `num_generations`: completions of a group.
+        - `max_staleness`: steps by which a token may be older than the step that learns from it.
+        - `num_batches`: batches that the run takes in all, if that is known.
+        """
+        self._prompts, self._num_generations = prompts, num_generations
+        self._max_staleness, self._num_batches = max_staleness, num_batches
+        self.places: list[GroupInFlight | None]
+        """The groups, by their places; `None` where a step has taken one."""
+        self.places = [None] * ((max_staleness + 1) * prompts.batch_size)
+        self._begun = 0
+        """Batches whose groups have been begun."""
+        self._whole: list[int] = []
+        """Places of groups that are whole, in the order in which they have become so."""
+        self._ended: list[int] = []
+        """Completions of each place that have ended."""
+        self._deadlines: list[int] = []
+        """Steps until the group of each place must be taken."""
+
+    def begin(self, taken: int, step: int) -> None:
+        """Begins new groups in free places, before `P` groups are taken once more.
+
+        **Arguments:**
+
+        - `taken`: how many times `P` groups have been taken.
+        - `step`: the number of the step.
+        """
+        G, end = self._num_generations, taken + self._max_staleness + 1
+        if self._num_batches is not None:
+            end = min(end, self._num_batches)
+        free = iter([place for place, each in enumerate(self.places) if each is None])
+        for batch in range(self._begun, end):
+            for row, index in enumerate(self._prompts.indices(batch)):
+                tokens = self._prompts.data.tokens[index]
+                group = [Trajectory(tokens, Address(batch, row, sample)) for sample in range(G)]
+                self.places[next(free)] = GroupInFlight(int(index), group)
+        self._begun = max(self._begun, end)
+        self._ended = [
+            G if each is None else sum(x.finish_reason is not None for x in each.group)
+            for each in self.places
+        ]
+        oldest = (step if x is None or x.oldest is None else x.oldest for x in self.places)
+        self._deadlines = [first + self._max_staleness - step for first in oldest]
+
+    def trajectories(self) -> list[Trajectory]:
+        """Returns all completions, place by place; in places that are free, ended ones."""
+        some = next(each for each in self.places if each is not None)
+        nothing = Trajectory(some.group[0].prompt_ids, Address(-1, 0, 0), finish_reason="stop")
+        return [
+            trajectory
+            for place, each in enumerate(self.places)
+            for trajectory in (
+                [
+                    dataclasses.replace(nothing, address=Address(-1, place, sample))
+                    for sample in range(self._num_generations)
+                ]
+                if each is None
+                else each.group
+            )
+        ]
+
+    def are_enough(self, ended: Sequence[int]) -> bool:
+        """Notes completions that have ended, by number; returns whether `P` groups can be taken."""
+        for number in ended:
+            place = number // self._num_generations
+            self._ended[place] += 1
+            if self._ended[place] == self._num_generations:
+                self._whole.append(place)
+        return len(self._chosen()) == self._prompts.batch_size
+
+    def take(self, trajectories: Sequence[Trajectory]) -> list[GroupInFlight]:
+        """Takes `P` groups, the oldest first.
+
+        **Arguments:**
+
+        - `trajectories`: all completions as they are now.
+        """
+        G = self._num_generations
+        for place, each in enumerate(self.places):
+            if each is not None:
+                each.group = list(trajectories[place * G : (place + 1) * G])
+        chosen, taken = self._chosen(), []
+        for place in chosen:
+            group = self.places[place]
+            assert group is not None
+            taken.append(group)
+            self.places[place] = None
+        self._whole = [place for place in self._whole if place not in chosen]
+        return sorted(taken, key=lambda each: each.order)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of groups that are whole and wait for a later step."""
+        return len(self._whole)
+
+    def _chosen(self) -> list[int]:
+        """Returns the places of groups that a step can take so far.
+
+        Of the groups that must be taken within `k` more steps, all but the `k P` that those steps
+        can take must be taken now: a group that leaves no room for them is passed over.
+        """
+        P, chosen = self._prompts.batch_size, list[int]()
+        in_time = [
+            {p for p, x in enumerate(self.places) if x is not None and self._deadlines[p] <= k}
+            for k in range(self._max_staleness + 1)
+        ]
+        for place in self._whole:
+            if len(chosen) == P:
+                break
+            after = {*chosen, place}
+            needed = max(len(due) - k * P - len(due & after) for k, due in enumerate(in_time))
+            if needed <= P - len(after):
+                chosen.append(place)
+        return chosen
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns all that a checkpoint must hold of the groups, but for arrays that are empty."""
+        return {name: x for name, x in self._arrays().items() if x.size}
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        groups = [(place, x) for place, x in enumerate(self.places) if x is not None]
+        each = [trajectory for _, x in groups for trajectory in x.group]
+        return {
+            "places": np.array([place for place, _ in groups], np.int32),
+            "indices": np.array([x.index for _, x in groups], np.int32),
+            "orders": np.array([x.order for _, x in groups], np.int32).reshape(-1, 2),
+            "whole": np.array(self._whole, np.int32),
+            "begun": np.array([self._begun], np.int32),
+            "lengths": np.array([len(x) for x in each], np.int32),
+            "reasons": np.array([_REASONS.index(x.finish_reason) for x in each], np.int32),
+            "ids": _joined((x.ids for x in each), np.int32),
+            "sampler_logps": _joined((x.sampler_logps for x in each), np.float32),
+            "versions": _joined((x.versions for x in each), np.int32),
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restores the groups from `arrays`, or none where they are empty."""
+        nothing = GroupsInFlight(self._prompts, 0, self._max_staleness)._arrays()
+        G, arrays = self._num_generations, {**nothing, **arrays}
+        self._begun = int(arrays["begun"][0])
+        self.places = [None] * len(self.places)
+        ends = np.cumsum(arrays["lengths"])[:-1]
+        ids, logps, versions = (
+            np.split(arrays[name], ends) for name in ("ids", "sampler_logps", "versions")
+        )
+        for number, (place, index) in enumerate(
+            zip(arrays["places"].tolist(), arrays["indices"].tolist(), strict=True)
+        ):
+            batch, row = arrays["orders"][number].tolist()
+            tokens = self._prompts.data.tokens[index]
+            self.places[place] = GroupInFlight(
+                index,
+                [
+                    Trajectory(
+                        tokens, Address(batch, row, sample), ids[n],
+                        np.ones(len(ids[n]), bool), logps[n], versions[n],
+                        _REASONS[int(arrays["reasons"][n])],
+                    )
+                    for sample in range(G)
+                    for n in [number * G + sample]
+                ],
+            )  # fmt: skip
+        self._whole = arrays["whole"].tolist()
+
+
+def staleness_of(groups: Iterable[Group], step: int) -> Int[np.ndarray, " tokens"]:
+    """Returns how many steps older each token is that the model wrote than the step."""
+    return step - _joined((each.versions[each.written] for x in groups for each in x), np.int32)
+
+
+def _joined(parts: Iterable[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *parts])

@@ -1,0 +1,142 @@
+"""Runs whose steps do not wait for their longest completions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from grpo_eqx import Callback, Event, GRPOConfig, GRPOTrainer, Response
+from grpo_eqx.generation import turns
+from grpo_eqx.loop.fit_result import FitResult
+from grpo_eqx.sharding.mesh import Device, Mesh
+
+STEPS, P, G = 5, 8, 2
+
+
+class OneDevice(Mesh):
+    """The first device alone, on which any number of slots is possible."""
+
+    def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
+        return 1, 1, 1
+
+    def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+        return super().build(jax.devices()[:1])
+
+
+class Seen:
+    """A reward that notes the completions of each prompt."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, list[list[int]]] = {}
+
+    def __call__(
+        self, prompts: list[str], completion_ids: list[list[int]], **columns: Any
+    ) -> list[float]:
+        for prompt, ids in zip(prompts, completion_ids, strict=True):
+            if len(prompts) == 1:
+                break  # the trial before the first rollout
+            self.ids.setdefault(str(prompt), []).append(ids)
+        return [float(len(ids) % 3) for ids in completion_ids]
+
+
+def fitted(
+    folder: Path, mesh: Mesh | None = None, **settings: Any
+) -> tuple[dict[str, list[list[int]]], FitResult]:
+    """Runs without a change of weights; returns the completions of each prompt."""
+    seen = Seen()
+    cfg = GRPOConfig(
+        output_dir=folder, steps=STEPS, prompts_per_step=P, num_generations=G,
+        learning_rate=1e-30, max_completion_length=40, seed=7, eval_problems=8,
+        resume="never", **settings,
+    )  # fmt: skip
+    return seen.ids, GRPOTrainer(cfg, reward_funcs={"seen": seen}, mesh=mesh).fit()
+
+
+def carried(folder: Path, **settings: Any) -> tuple[dict[str, list[list[int]]], FitResult]:
+    return fitted(folder, importance_sampling_mode="token_truncate", **settings)
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[int]]]:
+    ids, _ = fitted(tmp_path_factory.mktemp("synchronous"))
+    lengths = [len(each) for group in ids.values() for each in group]
+    assert len(ids) == STEPS * P
+    assert max(lengths) > 2 * min(lengths)
+    return ids
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_staleness": 1},
+        {"max_staleness": 1, "max_num_seqs": 5, "mesh": OneDevice()},
+        {"max_staleness": 4, "max_num_seqs": 3, "mesh": OneDevice(), "carried_caches": "keep"},
+        {"max_staleness": 7, "max_num_seqs": 8},
+        {
+            "max_staleness": 2,
+            "max_num_seqs": 8,
+            "carried_caches": "keep",
+            "steps_per_generation": 2,
+        },
+    ],
+    ids=["1 step", "few slots", "keep", "many steps", "keep, two updates"],
+)
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_what_is_carried_over_is_what_a_synchronous_run_samples(
+    tmp_path: Path,
+    synchronous: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    chunk: int,
+) -> None:
+    """Token for token, whatever chunks, slots, staleness and order."""
+    monkeypatch.setattr(turns, "MOST_STEPS", chunk)
+    ids, result = carried(tmp_path, **settings)
+    assert ids == synchronous
+    ages = [metrics["staleness/max"] for metrics in result.history]
+    assert 0 < max(ages) <= settings["max_staleness"]
+
+
+def model_of(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_staleness": 2, "max_num_seqs": 8},
+        {"max_staleness": 1, "dynamic_sampling": True, "max_generation_batches": 2},
+    ],
+    ids=["two steps", "dynamic sampling"],
+)
+def test_a_resumed_run_ends_with_the_model_of_an_unbroken_one(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Bit for bit: the completions that were not finished go on where they were."""
+
+    class Stop(Callback):
+        def on_step_end(self, event: Event) -> Response | None:
+            return Response(stop="enough for now") if event.step == 3 else None
+
+    unbroken, broken = (
+        GRPOConfig(
+            output_dir=tmp_path / name, steps=6, prompts_per_step=P, num_generations=G, seed=7,
+            max_completion_length=40, eval_problems=8, importance_sampling_mode="token_truncate",
+            learning_rate=1e-3, **settings,
+        )
+        for name in ("unbroken", "broken")
+    )  # fmt: skip
+    GRPOTrainer(unbroken).fit()
+    first = GRPOTrainer(broken, callbacks=[Stop()])
+    assert first.fit().stopped
+    assert first.state.carried["ids"].size > 0
+    result = GRPOTrainer(broken).fit()
+    assert [metrics["step"] for metrics in result.history][-3:] == [4, 5, 6]
+    expected, found = (model_of(tmp_path / name) for name in ("unbroken", "broken"))
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
