@@ -189,6 +189,11 @@ def make_acting(
             "router_replay is set, and tools, environments or a rollout_func are passed, whose "
             "tokens have no recorded experts: leave it off."
         )
+    if (environments or rollout_func is not None) and cfg.max_staleness:
+        raise UserError(
+            f"max_staleness is {cfg.max_staleness}, and tools, environments or a rollout_func are "
+            f"passed, whose completions cannot go on in another step yet: leave it at 0."
+        )
     if environments:
         assert cfg.max_completion_length is not None  # resolved
         if limits.max_response_length is None and limits.truncate_side != "middle":

@@ -86,6 +86,10 @@ class KeysByElement(KVCache):
     def key_axis(self) -> int:
         return -1
 
+    @property
+    def blocks_of_row(self) -> int:
+        return 1
+
     def scores(self, queries: Float[Array, "P J K r D"]) -> Float[Array, "P J K r S"]:
         return product("pjkrd,pjkds->pjkrs", queries, self.keys)
 

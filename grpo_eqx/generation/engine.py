@@ -286,6 +286,8 @@ def decode_token(
     layout: RolloutLayout | None,
     slots: Slots,
     counts: SlotCounts,
+    *,
+    by_row: bool = False,
 ) -> tuple[Slots, SlotCounts]:
     """Decodes one token in every slot.
 
@@ -296,10 +298,13 @@ def decode_token(
     - `stopping`, `sampling`: what ends a completion, and how tokens are drawn.
     - `layout`: the layout over devices.
     - `slots`, `counts`: the slots, and the counts so far.
+    - `by_row`: whether lengths differ so much that attention reads the caches row by row.
     """
     slots = slots if layout is None else slots.laid_out(layout)
     position = _by_slot(slots.length, layout)
-    num_written = jnp.max(jnp.where(slots.live, slots.length, 0)) + 1
+    num_written = jnp.where(slots.live, slots.length + 1, 0)
+    if not by_row:
+        num_written = jnp.maximum(jnp.max(num_written), 1)
     read = model.extend(
         slots.prompt, slots.cache, slots.inputs[..., None], position, num_written, layout
     )

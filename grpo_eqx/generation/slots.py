@@ -206,10 +206,10 @@ class SlotCounts(NamedTuple):
         """Returns the counts before the first step."""
         return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0))
 
-    def after(self, slots: Slots, num_written: Int[Array, ""]) -> "SlotCounts":
+    def after(self, slots: Slots, num_written: Int[Array, ""] | Int[Array, "R 1"]) -> "SlotCounts":
         """Adds a step in which attention reads the caches up to `num_written` positions."""
         length, number = slots.cache_length, slots.completion.size
-        share = number / length * positions_read(num_written, length)
+        share = number / length * jnp.mean(positions_read(num_written, length))
         return SlotCounts(self.steps + 1, self.slots + number, self.cache_share + share)
 
 

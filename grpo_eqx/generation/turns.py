@@ -59,7 +59,7 @@ def decode_turns(
     - `layout`: the layout over devices.
     - `pause_after`: number of ended turns after which it pauses.
     """
-    before = slots
+    before, by_row = slots, slots.completion.shape[1] == 1
 
     def goes_on(carry: tuple[Slots, SlotCounts]) -> Bool[Array, ""]:
         slots, counts = carry
@@ -67,7 +67,7 @@ def decode_turns(
         return (counts.steps < MOST_STEPS) & slots.live.any() & (ended < pause_after)
 
     def step(carry: tuple[Slots, SlotCounts]) -> tuple[Slots, SlotCounts]:
-        return decode_token(model, keys, stopping, sampling, layout, *carry)
+        return decode_token(model, keys, stopping, sampling, layout, *carry, by_row=by_row)
 
     with jax.named_scope(TOKENS):
         slots, counts = jax.lax.while_loop(goes_on, step, (slots, SlotCounts.of_nothing()))

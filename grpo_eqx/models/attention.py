@@ -23,9 +23,10 @@ from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.models.tiles import filled
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
-CACHE_BLOCKS = "cache_blocks"
-"""Scope of the loops over blocks of a growing cache."""
+CACHE_BLOCKS, ROW_BLOCKS = "cache_blocks", "row_blocks"
+"""Scopes of the loops over blocks of a growing cache: of all rows together, and row by row."""
 
 
 class Segment(NamedTuple):
@@ -47,8 +48,9 @@ class OwnKeys(NamedTuple):
     layer: Int[Array, ""]
     positions: Int[Array, "P G T"]
     """Positions of the queries."""
-    num_written: Int[Array, ""]
-    """Blocks from this position on are not read; it is above every position of a live query."""
+    num_written: Int[Array, ""] | Int[Array, "P 1"]
+    """Blocks from this position on are not read; it is above every position of a live query. Rows
+    of one slot may have their own."""
     new: KeyValues
     """Keys and values of the queries' own positions, `[P, G, K, T, D]`, before rounding."""
     window: Int[Array, ""] | None = None
@@ -79,12 +81,16 @@ class OwnKeys(NamedTuple):
 
     def num_blocks(self, part: KVCache, start: int) -> Int[Array, ""]:
         """Returns how many blocks of the part that begins at `start` hold anything."""
-        read = positions_read(self.num_written, self.kv.length) - start
+        read = positions_read(jnp.max(self.num_written), self.kv.length) - start
         return jnp.clip(read, 0, part.num_positions) // CACHE_BLOCK
 
 
 def attend(
-    queries: Float[Array, "P G T N D"], prompt: Segment, own: OwnKeys, softcap: float | None = None
+    queries: Float[Array, "P G T N D"],
+    prompt: Segment,
+    own: OwnKeys,
+    softcap: float | None = None,
+    layout: RolloutLayout | None = None,
 ) -> Float[Array, "P G T N D"]:
     """Computes softmax attention of each query over its prompt and its completion so far.
 
@@ -95,6 +101,13 @@ def attend(
     them. A query that sees nothing of a block has the same result without it, to the last bit.
 
     Queries of heads that the caches hold with zeros after them get the same zeros.
+
+    **Arguments:**
+
+    - `queries`: the queries.
+    - `prompt`, `own`: what they see.
+    - `softcap`: the soft cap.
+    - `layout`: the layout over devices, for rows that are read one by one.
     """
     P, G, T, N, D = queries.shape
     K, scale = prompt.kv.values.shape[2], D**-0.5
@@ -119,6 +132,8 @@ def attend(
     for start, part in own.kv.placed():
         if own.kv.length <= CACHE_BLOCK:
             softmax = add(part, start, jnp.int32(0), softmax)
+        elif own.num_written.ndim and part.num_positions > CACHE_BLOCK:
+            softmax = _add_rows(softmax, by_key, own, part, start, scale, softcap, layout)
         else:
             num_blocks = own.num_blocks(part, start)
             with jax.named_scope(CACHE_BLOCKS):
@@ -127,6 +142,80 @@ def attend(
         softmax = _with_own(softmax, by_key, own.new, scale, softcap)
     attended = softmax.attended(queries.dtype)[..., :D].reshape(P, G, K, repeats, T, D)
     return attended.transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, N, D)
+
+
+def _add_rows(
+    softmax: RunningSoftmax,
+    queries: Float[Array, "P 1 K r D"],
+    own: OwnKeys,
+    part: KVCache,
+    start: int,
+    scale: float,
+    softcap: float | None,
+    layout: RolloutLayout | None,
+) -> RunningSoftmax:
+    """Adds the blocks of a part row by row: of each, no more than it has.
+
+    Where lengths differ much, most of what the longest row needs is nothing to the others.
+    """
+    size = part.blocks_of_row * CACHE_BLOCK
+
+    def of_rows(
+        softmax: RunningSoftmax,
+        queries: Array,
+        part: KVCache,
+        layer: Array,
+        positions: Array,
+        num_written: Array,
+        window: Array | None,
+    ) -> RunningSoftmax:
+        here = jnp.clip(num_written[:, 0] - start, 0, part.num_positions)
+        numbers = (here + size - 1) // size
+        ends = jnp.cumsum(numbers)
+
+        def add(trip: Int[Array, ""], softmax: RunningSoftmax) -> RunningSoftmax:
+            row = jnp.sum(ends <= trip, dtype=jnp.int32)
+            first = (trip - ends[row] + numbers[row]) * size
+
+            def cut(x: Array, axis: int) -> Array:
+                corner = [layer, row, *[jnp.int32(0)] * (x.ndim - 2)]
+                sizes = [1, 1, *x.shape[2:]]
+                corner[axis], sizes[axis] = first, size
+                return jax.lax.dynamic_slice(x, corner, sizes)[0]
+
+            def of_row(x: Array) -> Array:
+                return jax.lax.dynamic_slice_in_dim(x, row, 1)
+
+            keys, own = start + first + jnp.arange(size), of_row(positions)[..., None]
+            visible = keys < own if is_rounded else keys <= own
+            if window is not None:
+                visible &= keys > own - window
+            repeats = queries.shape[3] // positions.shape[2]
+            before = jax.tree.map(of_row, softmax)
+            after = _updated(
+                before, of_row(queries), part.mapped(cut).loaded(queries.dtype),
+                _by_query(visible, repeats), scale, softcap,
+            )  # fmt: skip
+            return jax.tree.map(
+                lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, row, 0), softmax, after
+            )
+
+        with jax.named_scope(ROW_BLOCKS):
+            return jax.lax.fori_loop(jnp.int32(0), ends[-1], add, softmax)
+
+    is_rounded = own.is_rounded(queries.dtype)
+    arguments = (
+        softmax, queries, part, own.layer, own.positions, own.num_written, own.window
+    )  # fmt: skip
+    if layout is None:
+        return of_rows(*arguments)
+    K = queries.shape[2]
+    repeats = queries.shape[3] // own.positions.shape[2]
+    slot = layout.prompts, layout.groups
+    of_queries = *slot, layout.heads(K), layout.queries(K, repeats)
+    of_cache = (), *slot, layout.heads(K)
+    in_axes = [of_queries, of_queries, of_cache, (), slot, slot, ()]
+    return layout.on_each_device(of_rows, in_axes, of_queries)(*arguments)
 
 
 def _by_query(visible: Bool[Array, "#P #G #T S"], repeats: int) -> Bool[Array, "#P #G 1 #r S"]:

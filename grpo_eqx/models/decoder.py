@@ -346,7 +346,7 @@ class Decoder(CausalLM):
         own: list[GrowingCache],
         ids: Int[Array, "P G T"],
         position: Int[Array, "P G"],
-        num_written: Int[Array, ""],
+        num_written: Int[Array, ""] | Int[Array, "P 1"],
         layout: RolloutLayout | None = None,
         lengths: Int[Array, "P G"] | None = None,
     ) -> Extended:
@@ -371,6 +371,7 @@ class Decoder(CausalLM):
                 prompt.segment(prompt_kv.loaded(queries.dtype), positions, window),
                 OwnKeys(own, depth, places, num_written, new, window),
                 self.config.architecture.score_softcap,
+                layout,
             )
             x, chosen = layer.finish(x, attended, self.config, layout)
             return (x, own), chosen

@@ -151,7 +151,7 @@ class CausalLM(eqx.Module):
         own: list[GrowingCache],
         ids: Int[Array, "P G T"],
         position: Int[Array, "P G"],
-        num_written: Int[Array, ""],
+        num_written: Int[Array, ""] | Int[Array, "P 1"],
         layout: RolloutLayout | None = None,
         lengths: Int[Array, "P G"] | None = None,
     ) -> Extended:
@@ -165,7 +165,8 @@ class CausalLM(eqx.Module):
         - `own`: the completions' keys and values so far, for each stack of layers (`GrowingCache`).
         - `ids`: the next inputs of each completion.
         - `position`: position of the first in its completion.
-        - `num_written`: positions of `own` to read, including those of `ids`.
+        - `num_written`: positions of `own` to read, including those of `ids`; of all completions,
+          or of each where each has a row of its own.
         - `layout`: the layout over devices.
         - `lengths`: number of inputs of each completion, the first of `ids`; by default all. The
           others leave no keys and values, and their hidden states mean nothing.

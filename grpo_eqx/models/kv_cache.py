@@ -18,6 +18,8 @@ from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
+BLOCKS_OF_ROW = 16
+"""Limit on the blocks that it reads at a time of a single row: a few megabytes."""
 
 
 class KeyValues(NamedTuple):
@@ -34,11 +36,17 @@ class KeyValues(NamedTuple):
         return KeyValues(*(filled(x, -1, multiple) for x in self))
 
 
-def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array, ""]:
+def positions_read(num_written: Int[Array, "*n"], cache_length: int) -> Int[Array, "*n"]:
     """Returns how many of a growing cache's positions attention reads: whole blocks."""
     if cache_length <= CACHE_BLOCK:
-        return jnp.int32(cache_length)
+        return jnp.full_like(num_written, cache_length)
     return (num_written + CACHE_BLOCK - 1) // CACHE_BLOCK * CACHE_BLOCK
+
+
+def blocks_of_row(num_positions: int) -> int:
+    """Returns how many blocks of a row to read at a time, so that reads divide the positions."""
+    number = num_positions // CACHE_BLOCK
+    return max(n for n in range(1, BLOCKS_OF_ROW + 1) if number % n == 0)
 
 
 class KVCache(eqx.Module):
@@ -65,6 +73,11 @@ class KVCache(eqx.Module):
     @abc.abstractmethod
     def growing(self, rows: int, slots: int, length: int) -> "GrowingCache":
         """Returns an empty cache of these layers, for `length` positions in slots of rows."""
+
+    @property
+    def blocks_of_row(self) -> int:
+        """Number of blocks that attention reads at a time of a single row."""
+        return blocks_of_row(self.num_positions)
 
     @property
     def num_positions(self) -> int:

@@ -71,7 +71,7 @@ def make_plan(
         "optimizer_state": bytes_per_device(state.opt_state),
         "reference_model": bytes_per_device(state.reference),
     }
-    layout = programs.sampler.layout(run.cfg.prompts_per_step, run.cfg.num_generations)
+    layout = programs.sampler.layout(*run.sampled_shape)
     scores = run.passes.num_scores(run.cfg)
     runs = {**dict.fromkeys(SAMPLING, 1), **scores, UPDATE: run.cfg.updates_per_step}
     planned: dict[str, PlannedProgram] = {}
@@ -151,7 +151,7 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
             prompt_length=run.prompts.train,
             attention_blocks=attention.block_sizes(rows.width, repeats),
         )
-    layout = programs.sampler.layout(cfg.prompts_per_step, cfg.num_generations)
+    layout = programs.sampler.layout(*run.sampled_shape)
     number = cfg.prompts_per_step * cfg.num_generations
     decoding = Decoding(
         num_completions=number,
@@ -164,5 +164,8 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     )
     if name == GENERATE:
         return decoding
-    devices, of_each = programs.sampler.turns(*run.rollout_shape).readers
-    return Turns(program=name, decoding=decoding, num_readers=devices * of_each)
+    devices, of_each = programs.sampler.turns(*run.sampled_shape).readers
+    return Turns(
+        program=name, decoding=decoding, num_readers=devices * of_each,
+        is_carried=cfg.max_staleness > 0,
+    )  # fmt: skip

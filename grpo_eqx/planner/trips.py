@@ -13,12 +13,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from grpo_eqx.generation.engine import REFILLS, TOKENS, refill_at_least
-from grpo_eqx.generation.turn_programs import ADMIT, DECODE, EXTEND
-from grpo_eqx.generation.turns import MOST_STEPS, TOKENS_AT_ONCE
-from grpo_eqx.models.attention import CACHE_BLOCKS
+from grpo_eqx.generation.slots import cache_length_of
+from grpo_eqx.generation.turn_programs import ADMIT, DECODE, EXTEND, REREAD
+from grpo_eqx.generation.turns import CARRIED_AT_ONCE, MOST_STEPS, TOKENS_AT_ONCE
+from grpo_eqx.models.attention import CACHE_BLOCKS, ROW_BLOCKS
 from grpo_eqx.models.causal_attention import BlockSizes, Visible
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
-from grpo_eqx.models.kv_cache import CACHE_BLOCK
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, blocks_of_row
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
 from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
@@ -233,12 +234,16 @@ class Turns(Trips):
     decoding: Decoding
     num_readers: int
     """Slots that read at a time."""
+    is_carried: bool = False
+    """Whether completions go on in the next step, so that slots always have some."""
 
     def whole(self, expected: Expected) -> Repeats:
         if self.program == DECODE:
             return Repeats("each pause", self._pauses(expected))
         if self.program == EXTEND:
             return Repeats("each read", self._reads(expected))
+        if self.program == REREAD:
+            return Repeats("each read", self._rereads(expected))
         if self.program == ADMIT:
             return Repeats("each refill", self.decoding.refills(expected.length))
         return Repeats("once", ONCE)
@@ -249,9 +254,22 @@ class Turns(Trips):
             return self.decoding.of_prompts(path, paths)
         if scope == TOKENS:
             return Repeats("each token", self._steps(expected))
-        if scope != CACHE_BLOCKS:
+        if scope not in (CACHE_BLOCKS, ROW_BLOCKS):
             return None
-        times = self._steps(expected) if self.program == DECODE else self._reads(expected)
+        times = {DECODE: self._steps, EXTEND: self._reads, REREAD: self._rereads}
+        return self._blocks(scope, times[self.program](expected), expected)
+
+    def _blocks(self, scope: str, times: Range, expected: Expected) -> Repeats:
+        """Returns how often blocks of keys are read, of all rows together or row by row."""
+        if scope == ROW_BLOCKS:
+            size = blocks_of_row(cache_length_of(self.decoding.max_length)) * CACHE_BLOCK
+
+            def mean(tokens: int) -> float:
+                return float(np.ceil(np.arange(1, tokens + 1) / size).mean())
+
+            rows = self.decoding.num_slots / self.decoding.num_shards
+            of_rows = Range(rows * mean(expected.length), rows * mean(self.decoding.max_length))
+            return Repeats("each read of a row's keys", times.times(of_rows))
         blocks = self.decoding.blocks(expected.length, in_queue=True)
         blocks = blocks.times(1 / self.decoding.cache_parts)
         return Repeats("each block of keys", times.times(blocks))
@@ -259,6 +277,8 @@ class Turns(Trips):
     def _steps(self, expected: Expected) -> Range:
         """Returns how many tokens a slot decodes, for one completion after the other."""
         rounds = self.decoding.num_completions / self.decoding.num_slots
+        if self.is_carried:
+            return Range(rounds * expected.drawn, rounds * expected.drawn)
         longest = self.decoding.max_length - expected.num_read
         return Range(rounds * expected.drawn, math.ceil(rounds) * longest)
 
@@ -271,6 +291,11 @@ class Turns(Trips):
         of_all = self.decoding.num_completions * expected.reads
         fewest = min(self.num_readers, self._pause_after)
         return Range(of_all / self.num_readers, of_all / fewest)
+
+    def _rereads(self, expected: Expected) -> Range:
+        """Returns how often slots read what they carry over: on average half a completion."""
+        reads = self.decoding.num_slots / self.num_readers / CARRIED_AT_ONCE
+        return Range(reads * expected.length / 2, reads * self.decoding.max_length / 2)
 
     @property
     def _pause_after(self) -> int:

@@ -1,13 +1,14 @@
 """Layout of a rollout over devices: its batch, its cache and its weights."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array
 
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, dividing_axes, num_shards
+
+_Result = TypeVar("_Result")
 
 VOCAB_AXES = ("tp", "fsdp")
 """Mesh axes that split the vocabulary during generation, if weights stay split over `fsdp`."""
@@ -65,10 +66,10 @@ class RolloutLayout(NamedTuple):
 
     def on_each_device(
         self,
-        function: Callable[..., Array],
+        function: Callable[..., _Result],
         in_axes: Sequence[Sequence[tuple[str, ...]]],
         out_axes: Sequence[tuple[str, ...]],
-    ) -> Callable[..., Array]:
+    ) -> Callable[..., _Result]:
         """Wraps a function to run on each device's own parts of its arguments.
 
         Use it where the compiler would send data between devices although no device needs any.
@@ -76,7 +77,8 @@ class RolloutLayout(NamedTuple):
         **Arguments:**
 
         - `function`: the function.
-        - `in_axes`, `out_axes`: the mesh axes that split the dims of each argument and the result.
+        - `in_axes`, `out_axes`: the mesh axes that split the dims of each argument and the result;
+          of a tree, the dims of each array.
         """
         if self.mesh.size == 1:
             return function

@@ -277,7 +277,14 @@ def test_it_calls_the_programs_that_are_compiled_from_shapes(
     for program in made.turns(P, G).to_compile(shapes, 9, SAMPLING):
         names.append(program.key.program)
         program.lower().compile()
-    assert names == ["weights", "prefill", "slots", "decode", "extend", *["admit"] * (slots is not None)]
+    assert names == [
+        "weights",
+        "prefill",
+        "slots",
+        "decode",
+        "extend",
+        *["admit"] * (slots is not None),
+    ]
     made.set_weights(on_devices, 7)
     counter = CompilationCounter()
     made.submit(trajectories(), responder=Scripted()).result()

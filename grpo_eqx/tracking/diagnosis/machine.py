@@ -50,6 +50,14 @@ def idle_slots(history: History) -> Iterator[Seen]:
     slots = min(int(history.setting("max_num_seqs", completions)), completions)
     if devices is None or slots <= _FEW_SLOTS * devices:
         return
+    if staleness := int(history.setting("max_staleness", 0)):
+        yield Seen(
+            f"{1 - used:.0%} of the rollout's slots are idle ({history.span(_WINDOW)}), although "
+            f"completions go on in the next step: with max_staleness {staleness}, steps wait for "
+            f"groups that would become too old.",
+            "Raise max_staleness, or lower max_num_seqs.",
+        )
+        return
     number = f"all {slots}" if slots == completions else f"{slots} of {completions}"
     if history.prompts % devices:  # each device refills slots from its own prompts
         advice = "Lower max_completion_length, or make prompts_per_step a multiple of the devices "
@@ -130,7 +138,8 @@ IDLE_SLOTS = Rule(
     "median of ten steps), and there are more than 32 for each device.",
     cause="A few long completions keep the others' slots waiting.",
     advice="Set max_num_seqs to a quarter of what is decoded at a time, but at least 32 for each "
-    "device, so that slots are refilled as they end; or lower max_completion_length.",
+    "device, so that slots are refilled as they end; or lower max_completion_length, or set "
+    "max_staleness, so that long completions go on in the next step.",
     look=idle_slots,
     steps=lambda history: _WINDOW,
 )

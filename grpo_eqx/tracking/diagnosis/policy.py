@@ -95,7 +95,7 @@ def sampler_gap(history: History) -> Iterator[Seen]:
         return
     count = history.window(_GAP_WINDOW)
     gaps = history.last(_GAP, count)
-    corrected = history.setting("importance_sampling_mode", None) is not None
+    corrected = history.setting("importance_sampling_mode", "none") not in (None, "none")
     most = _MOST_GAP_CORRECTED if corrected else _MOST_GAP
     if len(gaps) < count or (gap := fmean(gaps)) < most:
         return
@@ -120,6 +120,11 @@ def _cause_of_gap(history: History) -> tuple[str, str | None]:
             f": {listed(cut)} cut the sampler's distribution, and the trainer has all of it",
             f"Leave {listed([name.split()[0] for name in cut])} out, and lower temperature a "
             f"little instead; or correct with importance_sampling_mode.",
+        )
+    if staleness := int(history.setting("max_staleness", 0)):
+        return (
+            f": with max_staleness {staleness}, older policies drew some of the tokens",
+            "Lower max_staleness or learning_rate, so that policies differ less.",
         )
     rounded = [
         f"{name} {history.settings[name]}"
@@ -198,7 +203,8 @@ SAMPLER_GAP = Rule(
     "(`sampling/sampling_logp_difference/mean`) over three steps; by 0.1 with "
     "`importance_sampling_mode`.",
     cause="The sampler draws from another distribution than the trained one: rounded "
-    "weights or cache, `top_p`, `top_k` or `min_p`, or a bug, as in a loss backend of your own.",
+    "weights or cache, `top_p`, `top_k` or `min_p`, older policies with `max_staleness`, or a bug, "
+    "as in a loss backend of your own.",
     advice="Sample with the trained weights (rollout_dtype and kv_cache_dtype auto), or correct "
     "with importance_sampling_mode; compare a loss backend of your own with DenseLoss.",
     look=sampler_gap,

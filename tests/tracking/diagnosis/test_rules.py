@@ -580,6 +580,17 @@ def test_advice_names_the_setting_to_blame() -> None:
     assert "Leave top_p out" in gap.advice
     corrected = steps_of(**{"sampling/sampling_logp_difference/mean": 0.09})
     assert sicknesses(corrected, importance_sampling_mode="token_truncate") == []
+    stale = steps_of(**{"sampling/sampling_logp_difference/mean": 0.2})
+    (gap,) = sicknesses(stale, max_staleness=4, importance_sampling_mode="token_truncate")
+    assert "with max_staleness 4, older policies drew some" in gap.text
+    assert "Lower max_staleness or learning_rate" in gap.advice
+    idle = steps_of(**{"perf/slot_utilization": 0.5})
+    (waits,) = sicknesses(
+        idle, max_staleness=1, max_num_seqs=128, prompts_per_step=64,
+        importance_sampling_mode="none",
+    )  # fmt: skip
+    assert "steps wait for groups that would become too old" in waits.text
+    assert waits.advice == "Raise max_staleness, or lower max_num_seqs."
     (cold,) = sicknesses(steps_of(frac_reward_zero_std=1.0), temperature=0.1)
     assert "Raise temperature (0.1)" in cold.advice
     fallen = steps_of(frac_reward_zero_std=1.0, reward=from_step(4, 0.0, 0.4))
