@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
+import jax.nn
 import jax.numpy as jnp
 import tyro
 from rich.console import Console
@@ -30,6 +30,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.tracking import Tracker
 
@@ -100,7 +101,7 @@ def model_of_long_tails() -> Qwen2:
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=512, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
     )  # fmt: skip
-    model = Qwen2.init(config, jax.random.key(0))
+    model = Qwen2.init(config, make_key(0))
     kinds = jnp.zeros(VOCABULARY, int).at[SHORT:].set(1).at[LONG:].set(2)
     embeddings = jax.nn.one_hot(kinds, config.hidden_size)
     number = {SHORT: LONG - SHORT, LONG: VOCABULARY - LONG}

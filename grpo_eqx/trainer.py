@@ -332,7 +332,7 @@ class GRPOTrainer:
         self._run = self._run.without_passed_model()
         self.rollouts = RolloutCollector(
             self._acting or self.sampler, self.prompts, self.tokenizer, self.rewards, cfg,
-            self.mesh, without_token,
+            self.mesh, without_token, acts=self._acting is not None,
         )  # fmt: skip
 
     def _check_problems(self, scorer: Grader) -> None:

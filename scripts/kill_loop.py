@@ -2,6 +2,7 @@
 
     python scripts/kill_loop.py --kills 100
     python scripts/kill_loop.py --kills 30 --processes 4
+    python scripts/kill_loop.py --kills 60 --max-staleness 2
 
 Each time, SIGKILL hits at a random moment: while the processes start, or within one of their first
 steps. With several processes it hits one of them, all of them, or their launcher, in turn. Nothing
@@ -47,6 +48,8 @@ class Settings:
     """Seconds after a kill in which everything must have ended."""
     model: str = "tiny_qwen2"
     """Model to train."""
+    max_staleness: int = 0
+    """Steps over which completions go on."""
     seed: int = 0
     """Seed of the moments."""
 
@@ -76,6 +79,11 @@ class Run:
             "log-completions-steps": 1, "eval-problems": 8, "model": settings.model,
             "hang-timeout": settings.hang_timeout, "start-timeout": settings.hang_timeout,
         }  # fmt: skip
+        if settings.max_staleness:
+            flags |= {
+                "max-staleness": settings.max_staleness, "max-completion-length": 40,
+                "max-num-seqs": 4, "importance-sampling-mode": "token_truncate",
+            }  # fmt: skip
         pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
         python = [sys.executable, "-m", "grpo_eqx.cli.main"]
         self.command = [*python, "train", *sum(pairs, ())]

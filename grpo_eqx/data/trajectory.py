@@ -50,6 +50,8 @@ class Trajectory:
     """Version of the weights that drew each token."""
     finish_reason: FinishReason | None = None
     """Why it ended; `None` where it goes on."""
+    awaits_reply: bool = False
+    """Whether it goes on with a reply to its last turn, which is not there yet."""
 
     def __len__(self) -> int:
         """Returns the number of tokens of the completion."""
@@ -109,6 +111,7 @@ class Trajectory:
             written=np.concatenate([self.written, np.full(len(ids), written)]),
             sampler_logps=np.concatenate([self.sampler_logps, logps]).astype(np.float32),
             versions=np.concatenate([self.versions, np.full(len(ids), version)]).astype(np.int32),
+            awaits_reply=False,
         )
 
     @property

@@ -3,9 +3,10 @@
 All processes must call these functions, in the same order.
 """
 
+import bisect
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -59,6 +60,12 @@ def own_share(number: int) -> slice:
     """Returns this process's slice of `number` items; slices are about equal, and may be empty."""
     index, count = jax.process_index(), jax.process_count()
     return slice(number * index // count, number * (index + 1) // count)
+
+
+def own_part(places: Sequence[int], number: int) -> slice:
+    """Returns the slice of ascending `places` that are this process's, of `number` places."""
+    share = own_share(number)
+    return slice(bisect.bisect_left(places, share.start), bisect.bisect_left(places, share.stop))
 
 
 def from_main(value: T) -> T:

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_json, own_share, raise_on_all_hosts
 from grpo_eqx.environments.chat_format import ChatFormat
-from grpo_eqx.environments.dialogues import Dialogues, ToolLimits
+from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
 from grpo_eqx.environments.rollout_func import FunctionSampler, RolloutFunc
 from grpo_eqx.environments.starts import Start, started, with_one_prompt
@@ -63,6 +63,8 @@ class ActingSampler(Sampler):
             has_users=any(kind.takes_turns for kind in environments.kinds.values()),
         )
         self._last: PendingSamples | None = None
+        self._carried: Dialogues | None = None
+        """Dialogues that go on from one batch to the next."""
         self._failed_before = set[str]()
         self._interruptible = contextlib.ExitStack()
         self._depth = 0
@@ -90,7 +92,10 @@ class ActingSampler(Sampler):
         numbers = range(len(trajectories))
         by_prompt = itertools.groupby(numbers, lambda n: trajectories[n].address[:2])
         of_prompts = [list(group) for _, group in by_prompt]
-        mine, silent = _own_groups(of_prompts, [each is not None for each in problems])
+        if until is None:
+            mine, silent = _own_groups(of_prompts, [each is not None for each in problems])
+        else:
+            mine, silent = self._new_groups(trajectories, of_prompts, problems), []
         own = {n: problem for p in mine for n in of_prompts[p] if (problem := problems[p])}
         groups, fix = [of_prompts[p] for p in mine], None
         if self._limits.failures == "stop":
@@ -100,20 +105,50 @@ class ActingSampler(Sampler):
         self._check_room(trajectories)
         for n, start in starts.items():
             start.dialogue.num_read = len(trajectories[n])
+            start.dialogue.content = start.content
+            start.dialogue.address = trajectories[n].address
         if self._environments.kinds:
             longest = max(len(each.prompt_ids) for each in trajectories)
             prompt_width = padded_length(longest, self._max_prompt_length)
-        dialogues = Dialogues(
-            {n: start.dialogue for n, start in starts.items()},
-            [n for p in silent for n in of_prompts[p]],
-            self._chat, self._environments.calls, self._limits, self._failed_before,
-        )  # fmt: skip
+        dialogues = self._carried
+        if until is None or dialogues is None:
+            dialogues = Dialogues(
+                {}, [n for p in silent for n in of_prompts[p]],
+                self._chat, self._environments.calls, self._limits, self._failed_before,
+            )  # fmt: skip
+        dialogues.dialogues.update({n: start.dialogue for n, start in starts.items()})
+        dialogues.waited = 0.0
+        if until is not None:
+            self._carried = dialogues
         pending = self._sampler.submit(
-            trajectories, sampling, prompt_width=prompt_width, responder=dialogues
+            trajectories, sampling, prompt_width=prompt_width, responder=dialogues, until=until
         )
-        contents = {n: start.content for n, start in starts.items()}
-        self._last = _PendingDialogues(pending, dialogues, contents, self._chat, self._environments)
+        self._last = _PendingDialogues(
+            pending, dialogues, self._chat, self._environments, is_carried=until is not None
+        )
         return self._last
+
+    def _new_groups(
+        self,
+        trajectories: Sequence[Trajectory],
+        of_prompts: Sequence[Sequence[int]],
+        problems: Sequence[Prompt | None],
+    ) -> list[int]:
+        """Returns the prompts of this process whose completions have no dialogues yet.
+
+        Those that were in their places end.
+        """
+        known = {} if self._carried is None else self._carried.dialogues
+        new = list[int]()
+        for p in range(len(of_prompts))[own_share(len(of_prompts))]:
+            before = {n: known[n] for n in of_prompts[p] if n in known}
+            if problems[p] is None or any(
+                each.address == trajectories[n].address for n, each in before.items()
+            ):
+                continue
+            _release(before.values(), self._environments)
+            new.append(p)
+        return new
 
     def __enter__(self) -> "ActingSampler":
         self._depth += 1
@@ -123,7 +158,7 @@ class ActingSampler(Sampler):
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._last = None
+            self._last = self._carried = None
             try:
                 self._environments.close()
             finally:
@@ -156,7 +191,7 @@ class ActingSampler(Sampler):
 
     def _check_room(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises `RunError` for completions that begin with too many tokens."""
-        longest = max(map(len, trajectories))
+        longest = max((len(each) for each in trajectories if not each.written.any()), default=0)
         if longest >= self._max_completion_length:
             raise RunError(
                 f"reset returned different prompts for completions of one problem, and {longest} "
@@ -189,10 +224,10 @@ def make_acting(
             "router_replay is set, and tools, environments or a rollout_func are passed, whose "
             "tokens have no recorded experts: leave it off."
         )
-    if (environments or rollout_func is not None) and cfg.max_staleness:
+    if rollout_func is not None and cfg.max_staleness:
         raise UserError(
-            f"max_staleness is {cfg.max_staleness}, and tools, environments or a rollout_func are "
-            f"passed, whose completions cannot go on in another step yet: leave it at 0."
+            f"max_staleness is {cfg.max_staleness}, and a rollout_func is passed, which makes "
+            f"whole completions: leave it at 0."
         )
     if environments:
         assert cfg.max_completion_length is not None  # resolved
@@ -245,6 +280,13 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _release(dialogues: Iterable[Dialogue], environments: Environments) -> None:
+    """Gives the environments of dialogues back; those that failed are lost."""
+    for dialogue in dialogues:
+        give = environments.lose if dialogue.is_lost else environments.give_back
+        give(dialogue.environment)
+
+
 def _own_groups(
     of_prompts: Sequence[Sequence[int]], is_real: Sequence[bool]
 ) -> tuple[list[int], list[int]]:
@@ -284,12 +326,13 @@ class _PendingDialogues(PendingSamples):
         self,
         pending: PendingSamples,
         dialogues: Dialogues,
-        contents: Mapping[int, Any],
         chat: ChatFormat,
         environments: Environments,
+        *,
+        is_carried: bool,
     ):
-        self._pending, self._dialogues, self._contents = pending, dialogues, contents
-        self._chat, self._environments = chat, environments
+        self._pending, self._dialogues = pending, dialogues
+        self._chat, self._environments, self._is_carried = chat, environments, is_carried
         self._result: Sampled | None = None
 
     def result(self) -> Sampled:
@@ -298,9 +341,9 @@ class _PendingDialogues(PendingSamples):
         return self._result
 
     def release(self) -> None:
-        for dialogue in self._dialogues.dialogues.values():
-            lose, give_back = self._environments.lose, self._environments.give_back
-            (lose if dialogue.is_lost else give_back)(dialogue.environment)
+        if self._is_carried:
+            return  # those that have ended make room for others
+        _release(self._dialogues.dialogues.values(), self._environments)
 
     def _finished(self) -> Sampled:
         sampled = self._pending.result()
@@ -313,7 +356,7 @@ class _PendingDialogues(PendingSamples):
             [ToolCounts(*made[n][1]) if n in made else ToolCounts(0) for n in range(number)],
             self._dialogues.waited,
         )
-        if acted.counts.lost == acted.counts.completions:
+        if 0 < acted.counts.completions == acted.counts.lost:
             raise RunError(
                 "the environments of all completions failed, so that none has a reward: fix them; "
                 "a warning above has the first failure."
@@ -322,7 +365,11 @@ class _PendingDialogues(PendingSamples):
 
     def _read(self, trajectories: Sequence[Trajectory]) -> dict[int, Any]:
         """Returns messages, counts and prompts of this process's dialogues."""
-        own = self._dialogues.dialogues
-        for number, dialogue in own.items():
+        ended = {
+            n: each
+            for n, each in self._dialogues.dialogues.items()
+            if trajectories[n].finish_reason is not None and trajectories[n].address == each.address
+        }
+        for number, dialogue in ended.items():
             dialogue.finish(trajectories[number], self._chat)
-        return {n: (each.messages, each.counts, self._contents[n]) for n, each in own.items()}
+        return {n: (each.messages, each.counts, each.content) for n, each in ended.items()}

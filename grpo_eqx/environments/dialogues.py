@@ -20,7 +20,8 @@ from grpo_eqx.common.event_loop import GRACE
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.acted import ToolCounts
-from grpo_eqx.data.trajectory import Trajectory
+from grpo_eqx.data.prompts import Conversation
+from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.distributed.exchange import gather_json, raise_on_all_hosts
 from grpo_eqx.environments.calls import (
     Call,
@@ -79,6 +80,10 @@ class Dialogue:
     """The completion's own environment, whose calls run one after the other, or `None`."""
     takes_turns: bool = False
     """Whether the environment's `step` takes each turn; otherwise calls in turns are answered."""
+    address: Address | None = None
+    """Address of the completion."""
+    content: str | Conversation = ""
+    """Content of its prompt, with what its environment added."""
     messages: list[Message] = dataclasses.field(default_factory=list)
     """Messages of the completion, the model's and the answers."""
     turn_ids: list[int] = dataclasses.field(default_factory=list)
@@ -147,7 +152,7 @@ class Dialogues(Responder):
 
     def __init__(
         self,
-        dialogues: Mapping[int, Dialogue],
+        dialogues: dict[int, Dialogue],
         silent: Collection[int],
         chat: ChatFormat,
         calls: Calls,
@@ -156,7 +161,7 @@ class Dialogues(Responder):
     ):
         """**Arguments:**
 
-        - `dialogues`: those of this process, by the number of their trajectory.
+        - `dialogues`: those of this process, by the number of their trajectory; others may come.
         - `silent`: numbers of this process's trajectories that nothing answers.
         - `chat`: format of the turns.
         - `calls`: runs the calls.

@@ -92,7 +92,7 @@ class LocalSampler(Sampler):
         self._layouts: dict[tuple[int, int], RolloutLayout] = {}
         self._turns: dict[tuple[int, int], TurnPrograms] = {}
         self._carried: Session | None = None
-        """The last session that was to stop early."""
+        """The last session that was to stop early, where the next one keeps its caches."""
         self._weights: tuple[CausalLM, int] | None = None
         self._jitted = self._compiler.jit(GENERATE, self._program, static_argnames="group")
 
@@ -139,9 +139,9 @@ class LocalSampler(Sampler):
             draws = Draws(*shard((seed, steps, rows), layout.sharding()))
             session = Session(
                 turns, model, ids, mask, draws, sampling, self.options,
-                trajectories, version, responder, until, self._kept(trajectories, until),
+                trajectories, version, responder, until, self._kept(trajectories, width, until),
             )  # fmt: skip
-            if until is not None:
+            if until is not None and self.options.keeps_caches:
                 self._carried = session
             return session
         assert len({*steps}) == 1, "trajectories of one step are submitted together"
@@ -156,12 +156,15 @@ class LocalSampler(Sampler):
         )  # fmt: skip
         return _Pending(groups, version, generated)
 
-    def _kept(self, trajectories: Sequence[Trajectory], until: Until | None) -> Kept | None:
+    def _kept(
+        self, trajectories: Sequence[Trajectory], width: int, until: Until | None
+    ) -> Kept | None:
         """Returns what the last session has left of these completions, and lets go of it."""
         if until is None or self._carried is None:
             return None
         kept, self._carried = self._carried.kept, None
-        return kept if kept is not None and kept.are_of(trajectories) else None
+        is_usable = kept is not None and kept.are_of(trajectories, width)
+        return kept if is_usable else None
 
     def key(
         self,

@@ -33,9 +33,15 @@ class Kept(NamedTuple):
     completions: dict[int, tuple[int, Trajectory]]
     """Number of each such completion, and what it is so far, by its row."""
 
-    def are_of(self, trajectories: Sequence[Trajectory]) -> bool:
-        """Returns whether all of them are among these, under the same numbers."""
-        return all(
+    def are_of(self, trajectories: Sequence[Trajectory], width: int) -> bool:
+        """Returns whether all of them are among these, under the same numbers.
+
+        **Arguments:**
+
+        - `trajectories`: the completions.
+        - `width`: tokens of their padded prompts.
+        """
+        return self.slots.prompt.visible.shape[1] == width and all(
             each.address == trajectories[number].address
             and np.array_equal(each.ids, trajectories[number].ids)
             for number, each in self.completions.values()
@@ -91,6 +97,8 @@ class Session(PendingSamples):
         self._most_tokens, self._responder = options.max_completion_length, responder
         self._until, self._keeps = until, options.keeps_caches
         assert until is None or programs.is_refilled
+        self.kept: Kept | None = None
+        """Slots that the next session may go on with, once this one has stopped early."""
         self._ended: list[int] = []
         """Completions that have ended, of which `until` has not been told."""
         layout = programs.layout
@@ -101,7 +109,7 @@ class Session(PendingSamples):
             layout, programs.batch, programs.num_slots, trajectories, held
         )
         self._unread: dict[int, _Unread] = {}
-        self._asked: set[int] = set()
+        self._asked = {n for n, each in enumerate(trajectories) if each.awaits_reply}
         """Completions that wait for a reply."""
         self._counts = SamplingCounts()
         self._report: Report | None = None
@@ -120,9 +128,6 @@ class Session(PendingSamples):
         self._read()
         if not self._are_enough() and table.live.any():
             self._decode()  # while the host goes on
-
-    kept: Kept | None = None
-    """What the next session may go on with, once this one has stopped early."""
 
     def result(self) -> Sampled:
         while True:
@@ -167,11 +172,15 @@ class Session(PendingSamples):
                 self._finish(number, "length")  # nothing could follow
             else:
                 self._trajectories[number] = trajectory.extended(tokens, version=self._version)
-                self._unread[number] = _Unread(list(tokens), TOKENS_AT_ONCE)
+                if number in self._table.slot:
+                    self._unread[number] = _Unread(list(tokens), TOKENS_AT_ONCE)
+                else:  # it reads all of it as it gets one
+                    self._table.wait(number)
 
     def _finish(self, number: int, reason: FinishReason) -> None:
-        ended = dataclasses.replace(self._trajectories[number], finish_reason=reason)
-        self._trajectories[number] = ended
+        self._trajectories[number] = dataclasses.replace(
+            self._trajectories[number], finish_reason=reason, awaits_reply=False
+        )
         self._ended.append(number)
 
     def _read_begun(self, numbers: Iterable[int]) -> None:
@@ -254,6 +263,7 @@ class Session(PendingSamples):
                 self._finish(number, "stop")
             else:
                 self._asked.add(number)
+                self._trajectories[number] = dataclasses.replace(trajectory, awaits_reply=True)
                 self._responder.take(number, trajectory)
         table.live = live.copy()
         counted = SamplingCounts(int(steps), int(slots), float(cache_share), num_drawn)

@@ -1,4 +1,4 @@
-"""What each slot of a session holds, on the host."""
+"""Contents of the slots of a session, on the host."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class SlotTable:
         - `held`: completions that slots hold already, by their rows.
         """
         self._layout = layout
-        N, shards = len(trajectories), layout.num_prompt_shards
+        self._number = N = len(trajectories)
+        shards = layout.num_prompt_shards
         if num_slots == N:
             self.completion = np.arange(N, dtype=np.int32).reshape(batch)
             waiting: list[list[int]] = []
@@ -47,13 +48,21 @@ class SlotTable:
             for row, number in held.items():
                 self.completion[row] = number
             here = {*held.values()}
-            left = [n for n in range(N) if trajectories[n].finish_reason is None and n not in here]
+            left = [
+                n for n, each in enumerate(trajectories)
+                if each.finish_reason is None and not each.awaits_reply and n not in here
+            ]  # fmt: skip
             left.sort(key=lambda n: trajectories[n].address)  # the oldest first
             waiting = [[n for n in left if n * shards // N == part] for part in range(shards)]
         self._waiting = [deque(each) for each in waiting]
-        self.live = self.completion >= 0
+        waits = [n for n, each in enumerate(trajectories) if each.awaits_reply]
+        self.live = (self.completion >= 0) & ~np.isin(self.completion, waits)
         self.slot = {int(n): at for at, n in np.ndenumerate(self.completion) if n >= 0}
         """The slot of each completion that has one."""
+
+    def wait(self, number: int) -> None:
+        """Has a completion without a slot wait for one."""
+        self._waiting[number * len(self._waiting) // self._number].append(number)
 
     @property
     def size_per_device(self) -> int:

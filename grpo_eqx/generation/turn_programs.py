@@ -144,15 +144,14 @@ class TurnPrograms:
         - `reads`: numbers of tokens, of `READS`, that slots read at once.
         """
         P = self.batch[0]
-        moved = self._shapes_of_weights(model)
 
-        def prompts() -> list[Any]:
-            by_prompt = self.layout.sharding(self.layout.prompts)
-            return [_shape((P, prompt_width), dtype, by_prompt) for dtype in (jnp.int32, bool)]
+        @functools.cache
+        def moved() -> CausalLM:
+            return self._shapes_of_weights(model)
 
         @functools.cache
         def begun() -> tuple[CausalLM, PromptCache, Slots]:
-            return self._shapes_of_begun(moved, *prompts())
+            return self._shapes_of_begun(moved(), *self._shapes_of_prompts(prompt_width))
 
         def kept() -> PromptCache | None:
             return begun()[1] if self.is_refilled else None
@@ -183,14 +182,36 @@ class TurnPrograms:
             return TurnProgram(TurnKey(name, *self.batch, width, sampling), lower, beside)
 
         yield program(WEIGHTS, lambda: self._weights.lower(model), lambda: None)
-        yield program(PREFILL, lambda: self._prefill.lower(moved, *prompts()), lambda: None)
-        first = (self._shape_of_completions(),) if self.is_refilled else ()
-        yield program(SLOTS, lambda: self._slots.lower(begun()[1], *first), lambda: begun()[0])
+        yield program(
+            PREFILL,
+            lambda: self._prefill.lower(moved(), *self._shapes_of_prompts(prompt_width)),
+            lambda: None,
+        )
+        yield program(
+            SLOTS,
+            lambda: self._slots.lower(begun()[1], *self._shapes_of_first()),
+            lambda: begun()[0],
+        )
         yield program(DECODE, decode, kept)
         for tokens in reads:
             yield program(READS[tokens], functools.partial(read, tokens), kept)
         if self.is_refilled:
             yield program(ADMIT, admit, lambda: begun()[0])
+
+    def shapes_of_slots(self, model: CausalLM, prompt_width: int) -> Slots:
+        """Returns the shapes of the slots.
+
+        **Arguments:**
+
+        - `model`: the shapes of the model, as training holds it.
+        - `prompt_width`: tokens of a padded prompt.
+        """
+        weights = self._shapes_of_weights(model)
+        return self._shapes_of_begun(weights, *self._shapes_of_prompts(prompt_width))[2]
+
+    def _shapes_of_prompts(self, prompt_width: int) -> list[Any]:
+        by_prompt, shape = self.layout.sharding(self.layout.prompts), (self.batch[0], prompt_width)
+        return [_shape(shape, dtype, by_prompt) for dtype in (jnp.int32, bool)]
 
     def _shapes_of_weights(self, model: CausalLM) -> CausalLM:
         """Returns the shapes of what the program of weights returns."""
@@ -205,9 +226,12 @@ class TurnPrograms:
             of_model, _ = self._prefill.lower(*arguments).compile().output_shardings
             weights = shapes_of(model, of_model)
         prompts = shapes_of(prompts, prompt_shardings(prompts, layout))
-        first = (self._shape_of_completions(),) if self.is_refilled else ()
-        slots = self._slots.eval_shape(prompts, *first)
+        slots = self._slots.eval_shape(prompts, *self._shapes_of_first())
         return weights, prompts, shapes_of(slots, slots.shardings(layout))
+
+    def _shapes_of_first(self) -> list[Any]:
+        """Returns the shape of the completions of new slots, where there are fewer slots."""
+        return [self._shape_of_completions()] if self.is_refilled else []
 
     def _shape_of_completions(self) -> Any:
         return _shape((self.num_slots,), jnp.int32, self.layout.sharding(self.layout.prompts))

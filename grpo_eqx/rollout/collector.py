@@ -13,6 +13,7 @@ from grpo_eqx.common.logged_metrics import check_unused
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.distributed.exchange import own_part
 from grpo_eqx.generation import PendingSamples, Sampler
 from grpo_eqx.generation.routes import replaced
 from grpo_eqx.objective import informative_groups
@@ -54,6 +55,7 @@ class RolloutCollector:
         cfg: GRPOConfig,
         mesh: jax.sharding.Mesh,
         without_token: Collection[int] = (),
+        acts: bool = False,
     ):
         """With `cfg.dynamic_sampling`, groups that can teach nothing are replaced by fresh prompts,
         in at most `cfg.max_generation_batches` rollouts a step (DAPO, arXiv 2503.14476, section
@@ -67,6 +69,7 @@ class RolloutCollector:
         - `cfg`: the resolved settings.
         - `mesh`: the devices, where routes of experts stay.
         - `without_token`: ids of the model for which the tokenizer has no token.
+        - `acts`: whether completions act in environments, which no checkpoint holds.
         """
         self.sampler = sampler
         self.prompts = prompts
@@ -75,6 +78,7 @@ class RolloutCollector:
         self.cfg = cfg
         self.mesh = mesh
         self.without_token = without_token
+        self._acts = acts
         self._started: _Started | None = None
         self._in_flight: GroupsInFlight | None = None
         self._step = self._num_waiting = 0
@@ -211,10 +215,12 @@ class RolloutCollector:
                 self.prompts, cfg.num_generations, cfg.max_staleness, num_batches
             )
             if state.carried:
-                self._in_flight.restore(state.carried)
+                self._in_flight.restore(state.carried, restarts=self._acts)
         self._in_flight.begin(state.next_batch + number, state.step)
+        problems = self.prompts.data.prompts
         pending = self.sampler.submit(
             self._in_flight.trajectories(),
+            problems=[None if x is None else problems[x.index] for x in self._in_flight.places],
             prompt_width=self.prompts.widths[-1],
             until=self._in_flight.are_enough,
         )
@@ -224,7 +230,7 @@ class RolloutCollector:
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
         """Waits until prompts are completed."""
         made, G = started.pending.result(), self.cfg.num_generations
-        indices = started.indices
+        indices, acted, own = started.indices, made.acted, None
         if indices is not None:
             groups = [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)]
         else:
@@ -232,11 +238,16 @@ class RolloutCollector:
             taken = self._in_flight.take(made.trajectories)
             self._num_waiting = self._in_flight.num_waiting
             indices = np.array([each.index for each in taken])
-            groups = [each.group for each in taken]
+            groups, places = [each.group for each in taken], [each.place for each in taken]
+            # The process that has their environments.
+            own = own_part(places, len(self._in_flight.places))
+            if acted is not None:
+                numbers = [place * G + sample for place in places for sample in range(G)]
+                acted = dataclasses.replace(acted.of(numbers), waited=acted.waited)
         problems = self.prompts.data.prompts
         rollout = Rollout(
             [problems[i] for i in indices], groups, self.tokenizer, indices,
-            counts=made.counts, routes=made.routes, acted=made.acted,
+            counts=made.counts, routes=made.routes, acted=acted, own=own,
         )  # fmt: skip
         clock.lap("rollout")
         return rollout

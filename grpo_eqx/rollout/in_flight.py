@@ -18,6 +18,8 @@ class GroupInFlight:
 
     index: int
     """Position of its prompt in the data."""
+    place: int
+    """Its place among the groups in flight."""
     group: Group
 
     @property
@@ -33,7 +35,8 @@ class GroupInFlight:
     @property
     def oldest(self) -> int | None:
         """Version of the weights that drew its first token; `None` before that."""
-        return min((int(each.versions[0]) for each in self.group if len(each)), default=None)
+        first = (each.versions[each.written][:1].tolist() for each in self.group)
+        return min((version for each in first for version in each), default=None)
 
 
 class GroupsInFlight:
@@ -88,7 +91,8 @@ class GroupsInFlight:
             for row, index in enumerate(self._prompts.indices(batch)):
                 tokens = self._prompts.data.tokens[index]
                 group = [Trajectory(tokens, Address(batch, row, sample)) for sample in range(G)]
-                self.places[next(free)] = GroupInFlight(int(index), group)
+                place = next(free)
+                self.places[place] = GroupInFlight(int(index), place, group)
         self._begun = max(self._begun, end)
         self._ended = [
             G if each is None else sum(x.finish_reason is not None for x in each.group)
@@ -124,7 +128,7 @@ class GroupsInFlight:
         return len(self._chosen()) == self._prompts.batch_size
 
     def take(self, trajectories: Sequence[Trajectory]) -> list[GroupInFlight]:
-        """Takes `P` groups, the oldest first.
+        """Takes `P` groups, in the order of their places.
 
         **Arguments:**
 
@@ -141,7 +145,7 @@ class GroupsInFlight:
             taken.append(group)
             self.places[place] = None
         self._whole = [place for place in self._whole if place not in chosen]
-        return sorted(taken, key=lambda each: each.order)
+        return sorted(taken, key=lambda each: each.place)
 
     @property
     def num_waiting(self) -> int:
@@ -188,8 +192,14 @@ class GroupsInFlight:
             "versions": _joined((x.versions for x in each), np.int32),
         }
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores the groups from `arrays`, or none where they are empty."""
+    def restore(self, arrays: Mapping[str, np.ndarray], *, restarts: bool = False) -> None:
+        """Restores the groups from `arrays`, or none where they are empty.
+
+        **Arguments:**
+
+        - `arrays`: the arrays.
+        - `restarts`: whether completions begin anew, as where they act in environments.
+        """
         nothing = GroupsInFlight(self._prompts, 0, self._max_staleness)._arrays()
         G, arrays = self._num_generations, {**nothing, **arrays}
         self._begun = int(arrays["begun"][0])
@@ -205,7 +215,10 @@ class GroupsInFlight:
             tokens = self._prompts.data.tokens[index]
             self.places[place] = GroupInFlight(
                 index,
-                [
+                place,
+                [Trajectory(tokens, Address(batch, row, sample)) for sample in range(G)]
+                if restarts
+                else [
                     Trajectory(
                         tokens, Address(batch, row, sample), ids[n],
                         np.ones(len(ids[n]), bool), logps[n], versions[n],
@@ -215,7 +228,7 @@ class GroupsInFlight:
                     for n in [number * G + sample]
                 ],
             )  # fmt: skip
-        self._whole = arrays["whole"].tolist()
+        self._whole = [] if restarts else arrays["whole"].tolist()
 
 
 def staleness_of(groups: Iterable[Group], step: int) -> Int[np.ndarray, " tokens"]:

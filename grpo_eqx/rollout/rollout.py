@@ -36,6 +36,8 @@ class Rollout:
     """Experts that the sampler's routers chose, on the devices."""
     acted: Acted | None = None
     """Their dialogues, one group after the other, where completions act."""
+    own: slice | None = None
+    """Prompts whose completions this process rewards; by default its share of all."""
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
@@ -155,7 +157,7 @@ class Rollout:
 
 
 def rewarded(runner: RewardRunner, rollout: Rollout, step: int = 0) -> Rewards:
-    """Each process rewards the completions of its share of the prompts; then all have all rewards.
+    """Each process rewards the completions of its own prompts; then all have all rewards.
 
     What a reward function raises in one process ends all of them, and the share of its failures is
     that of all.
@@ -167,7 +169,7 @@ def rewarded(runner: RewardRunner, rollout: Rollout, step: int = 0) -> Rewards:
     - `step`: the step that they are for, of which functions may be told.
     """
     P, G = rollout.lengths.shape
-    share = range(P)[own_share(P)]
+    share = range(P)[own_share(P) if rollout.own is None else rollout.own]
 
     def own_rewards() -> tuple[Float[np.ndarray, "p twice_funcs G"], Logged | None]:
         if len(share) == 0:

@@ -46,6 +46,14 @@ def run_programs(
     cfg, lengths, state = run.cfg, run.prompts, state_shapes(run, programs.updater)
     scorer, updater = programs.scorer, programs.updater
     routes = _routes(run, programs)
+    width = prompt_width or lengths.train
+
+    def kept() -> Any:
+        """Returns the shapes of what sampling keeps on the devices between two steps."""
+        if cfg.carried_caches != "keep":
+            return None
+        return programs.sampler.turns(*run.sampled_shape).shapes_of_slots(state.model, width)
+
     yield RunProgram(
         UPDATE,
         lambda: updater.lower(
@@ -55,19 +63,22 @@ def run_programs(
             routes,
         ),
         ("parameters", "optimizer_state"),
+        kept,
     )
     carried = run.cfg.max_staleness > 0
-    yield from _sampling(
-        run, programs, *run.sampled_shape, prompt_width or lengths.train, is_carried=carried
-    )
+    yield from _sampling(run, programs, *run.sampled_shape, width, is_carried=carried)
     if run.passes.num_scores(cfg)[SCORE] > 0:
         rows = _rows(run, programs, programs.rollout_rows)
-        yield RunProgram(SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",))
+        yield RunProgram(
+            SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",), kept
+        )
     reference = state.reference_model if run.passes.reference else None
     if reference is not None:
         owner = "parameters" if state.reference is None else "reference_model"
         own = _rows(run, programs, programs.rollout_rows, replays=False)
-        yield RunProgram(SCORE_REFERENCE, lambda: scorer.lower(reference, own, None), (owner,))
+        yield RunProgram(
+            SCORE_REFERENCE, lambda: scorer.lower(reference, own, None), (owner,), kept
+        )
     yield from _evaluations(run, programs)
 
 

@@ -312,6 +312,9 @@ def check_staleness(
     top_p: float,
     min_p: float,
     router_replay: bool,
+    prompts_per_step: int,
+    num_generations: int,
+    max_num_seqs: int | None,
 ) -> None:
     """Refuses stale tokens without a word on their correction, and corrections of nothing."""
     mode = importance_sampling_mode
@@ -339,6 +342,12 @@ def check_staleness(
             f"max_staleness is {max_staleness}, and importance_sampling_mode is not set: tokens of "
             f"older policies are drawn with other probabilities; set it to token_truncate, or to "
             f"none to learn from them as they are."
+        )
+    in_flight = (max_staleness + 1) * prompts_per_step * num_generations
+    if max_num_seqs is not None and max_num_seqs >= in_flight:
+        raise UserError(
+            f"max_num_seqs is {max_num_seqs}, and with max_staleness {max_staleness} no more than "
+            f"{in_flight} completions are sampled at a time: lower it, or leave it unset (None)."
         )
     if router_replay:
         raise UserError(

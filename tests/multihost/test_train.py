@@ -86,13 +86,36 @@ def test_devices_and_hosts_leave_a_run_unchanged(
     alone = on_one_device(described)
     assert len(np.unique([metrics["reward"] for metrics in alone["history"]])) == 3
     for made in trained(pod, small_model, tmp_path / "out", devices, described, runs):
-        assert made["tokens"] == alone["tokens"]
-        for metrics, expected in zip(made["history"], alone["history"], strict=True):
-            assert metrics.keys() == expected.keys()
-            for name, value in expected.items():
-                if name.startswith(OF_THE_MACHINE):
-                    continue
-                if name.startswith("reward"):
-                    assert metrics[name] == value
-                rtol = 0.0 if name == "loss" else 1e-4
-                np.testing.assert_allclose(metrics[name], value, rtol=rtol, atol=1e-5, err_msg=name)
+        check_same(made, alone)
+
+
+def test_hosts_leave_a_run_that_carries_completions_over_unchanged(
+    pod: Any, small_model: Path, tmp_path: Path
+) -> None:
+    """On the same mesh: on another one, groups become whole in another order."""
+    settings = {
+        "max_staleness": 1, "importance_sampling_mode": "token_truncate", "max_num_seqs": 16,
+        "max_completion_length": 24, "stop_strings": ["e"], "steps": 4,
+    }  # fmt: skip
+    (alone,), hosts = (
+        trained(
+            pod, small_model, tmp_path / name, devices, json.dumps(settings), ["auto/replicated"]
+        )
+        for name, devices in (("alone", [8]), ("hosts", [4, 4]))
+    )
+    assert max(metrics["staleness/max"] for metrics in alone["history"]) == 1
+    for made in hosts:
+        check_same(made, alone)
+
+
+def check_same(made: Any, alone: Any) -> None:
+    assert made["tokens"] == alone["tokens"]
+    for metrics, expected in zip(made["history"], alone["history"], strict=True):
+        assert metrics.keys() == expected.keys()
+        for name, value in expected.items():
+            if name.startswith(OF_THE_MACHINE):
+                continue
+            if name.startswith("reward"):
+                assert metrics[name] == value
+            rtol = 0.0 if name == "loss" else 1e-4
+            np.testing.assert_allclose(metrics[name], value, rtol=rtol, atol=1e-5, err_msg=name)

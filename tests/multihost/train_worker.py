@@ -44,13 +44,14 @@ def run(
     model: str, out: Path, settings: dict[str, Any], described_mesh: str, rollout_sharding: str
 ) -> None:
     mesh, _, devices = described_mesh.partition(" of ")
-    cfg = GRPOConfig(
-        model=model, output_dir=out / "run", rollout_sharding=rollout_sharding, steps=3,
-        prompts_per_step=16, num_generations=4, max_completion_length=5, learning_rate=1e-3,
-        micro_batch_size_per_device=4, log_completions_steps=0, seed=6,
-        start_timeout=120.0, eval_problems=8, mesh=mesh, data=str(PROBLEMS), resume="never",
-        **settings,
-    )  # fmt: skip
+    defaults: dict[str, Any] = {
+        "model": model, "output_dir": out / "run", "rollout_sharding": rollout_sharding, "steps": 3,
+        "prompts_per_step": 16, "num_generations": 4, "max_completion_length": 5,
+        "learning_rate": 1e-3, "micro_batch_size_per_device": 4, "log_completions_steps": 0,
+        "seed": 6, "start_timeout": 120.0, "eval_problems": 8, "mesh": mesh, "data": str(PROBLEMS),
+        "resume": "never",
+    }  # fmt: skip
+    cfg = GRPOConfig(**{**defaults, **settings})
     chosen = FirstDevices(parse_mesh(mesh), int(devices)) if devices else None
     trainer = GRPOTrainer(cfg, mesh=chosen, reward_funcs=[distinct_words])
     tokens = []

@@ -62,6 +62,19 @@ def test_completions_of_several_turns_are_sampled_by_programs_of_their_own() -> 
     assert names == ["update", *of_rollouts, *of_evaluations]
 
 
+@pytest.mark.parametrize("caches", ["recompute", "keep"])
+def test_completions_that_go_on_are_read_anew_or_lie_beside_the_update(caches: str) -> None:
+    cfg = GRPOConfig(
+        **SMALL, max_staleness=1, importance_sampling_mode="none", carried_caches=caches
+    )
+    run = RunSpec.describe(cfg)
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
+    found = {each.name: each for each in run_programs(run, programs)}
+    sampling = ["weights", "prefill", "slots", "decode", "reread", "admit"]
+    assert list(found) == ["update", *sampling, "evaluate"]
+    assert (found["update"].beside() is not None) == (caches == "keep")
+
+
 @pytest.mark.parametrize("on_start", [False, True])
 def test_programs_of_turns_are_compiled_in_the_order_of_their_use(on_start: bool) -> None:
     cfg = GRPOConfig(**SMALL, eval_steps=5, eval_on_start=on_start, eval_problems=4)
