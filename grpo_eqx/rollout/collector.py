@@ -14,7 +14,7 @@ from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.distributed.exchange import own_part
-from grpo_eqx.generation import PendingSamples, Sampler
+from grpo_eqx.generation import PendingSamples, Sampled, Sampler
 from grpo_eqx.generation.routes import replaced
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import RewardRunner, Rewards
@@ -229,28 +229,40 @@ class RolloutCollector:
     @phase("rollout")
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
         """Waits until prompts are completed."""
-        made, G = started.pending.result(), self.cfg.num_generations
-        indices, acted, own = started.indices, made.acted, None
-        if indices is not None:
-            groups = [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)]
+        made, problems = started.pending.result(), self.prompts.data.prompts
+        if started.indices is None:
+            rollout = self._taken(made)
         else:
-            assert self._in_flight is not None
-            taken = self._in_flight.take(made.trajectories)
-            self._num_waiting = self._in_flight.num_waiting
-            indices = np.array([each.index for each in taken])
-            groups, places = [each.group for each in taken], [each.place for each in taken]
-            # The process that has their environments.
-            own = own_part(places, len(self._in_flight.places))
-            if acted is not None:
-                numbers = [place * G + sample for place in places for sample in range(G)]
-                acted = dataclasses.replace(acted.of(numbers), waited=acted.waited)
-        problems = self.prompts.data.prompts
-        rollout = Rollout(
-            [problems[i] for i in indices], groups, self.tokenizer, indices,
-            counts=made.counts, routes=made.routes, acted=acted, own=own,
-        )  # fmt: skip
+            G = self.cfg.num_generations
+            rollout = Rollout(
+                [problems[i] for i in started.indices],
+                [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)],
+                self.tokenizer, started.indices, counts=made.counts, routes=made.routes,
+                acted=made.acted,
+            )  # fmt: skip
         clock.lap("rollout")
         return rollout
+
+    def _taken(self, made: Sampled) -> Rollout:
+        """Takes groups that are whole of those in flight."""
+        assert self._in_flight is not None
+        taken, problems = self._in_flight.take(made.trajectories), self.prompts.data.prompts
+        self._num_waiting = self._in_flight.num_waiting
+        acted, places = made.acted, [each.place for each in taken]
+        if acted is not None:
+            G = self.cfg.num_generations
+            numbers = [place * G + sample for place in places for sample in range(G)]
+            acted = dataclasses.replace(acted.of(numbers), waited=acted.waited)
+        return Rollout(
+            [problems[each.index] for each in taken],
+            [each.group for each in taken],
+            self.tokenizer,
+            np.array([each.index for each in taken]),
+            counts=made.counts,
+            acted=acted,
+            # The process that has their environments rewards them.
+            own=own_part(places, len(self._in_flight.places)),
+        )
 
     @phase("reward")
     def _rewarded(self, rollout: Rollout, started: _Started, clock: StepClock) -> Rollout:
