@@ -69,7 +69,7 @@ from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.rewards.signatures import check_signatures
-from grpo_eqx.rollout.collector import RolloutCollector
+from grpo_eqx.rollout.collector import RolloutCollector, SamplingInterrupted
 from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.run.initial_state import initial_state, state_shapes, untrained_state
 from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
@@ -445,9 +445,14 @@ class GRPOTrainer:
         began = self._stages.seconds
         while not events.ends:
             clock.skip(profiler.begin(self.state.step + 1))
-            kept, made = self.rollouts.next(
-                self.state, clock, lambda rollout: self._learner.begin(self.state, rollout)
-            )
+            try:
+                kept, made = self.rollouts.next(
+                    self.state, clock, lambda rollout: self._learner.begin(self.state, rollout),
+                    checkpoints.are_interrupted,
+                )  # fmt: skip
+            except SamplingInterrupted:
+                self.state = dataclasses.replace(self.state, carried=self.rollouts.carried())
+                checkpoints.save_and_stop(self.state)
             assert kept.rewards is not None
             advantages = compute_advantages(
                 kept.rewards.total,

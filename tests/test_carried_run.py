@@ -1,5 +1,7 @@
 """Runs whose steps do not wait for their longest completions."""
 
+import itertools
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from grpo_eqx import Callback, Event, GRPOConfig, GRPOTrainer, Response
+from grpo_eqx.common.errors import EXIT_PREEMPTED
 from grpo_eqx.generation import turns
 from grpo_eqx.loop.fit_result import FitResult
+from grpo_eqx.rollout.in_flight import GroupsInFlight
 from grpo_eqx.sharding.mesh import Device, Mesh
 
 STEPS, P, G = 5, 8, 2
@@ -43,16 +47,20 @@ class Seen:
         return [float(len(ids) % 3) for ids in completion_ids]
 
 
+def settings_of(folder: Path, **settings: Any) -> GRPOConfig:
+    defaults: dict[str, Any] = {
+        "output_dir": folder, "steps": STEPS, "prompts_per_step": P, "num_generations": G,
+        "learning_rate": 1e-30, "max_completion_length": 40, "seed": 7, "eval_problems": 8,
+        "resume": "never",
+    }  # fmt: skip
+    return GRPOConfig(**{**defaults, **settings})
+
+
 def fitted(
     folder: Path, mesh: Mesh | None = None, **settings: Any
 ) -> tuple[dict[str, list[list[int]]], FitResult]:
     """Runs without a change of weights; returns the completions of each prompt."""
-    seen = Seen()
-    cfg = GRPOConfig(
-        output_dir=folder, steps=STEPS, prompts_per_step=P, num_generations=G,
-        learning_rate=1e-30, max_completion_length=40, seed=7, eval_problems=8,
-        resume="never", **settings,
-    )  # fmt: skip
+    seen, cfg = Seen(), settings_of(folder, **settings)
     return seen.ids, GRPOTrainer(cfg, reward_funcs={"seen": seen}, mesh=mesh).fit()
 
 
@@ -140,3 +148,38 @@ def test_a_resumed_run_ends_with_the_model_of_an_unbroken_one(
     expected, found = (model_of(tmp_path / name) for name in ("unbroken", "broken"))
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("save_steps", [None, 1], ids=["new checkpoint", "saved step"])
+def test_a_run_that_is_to_end_keeps_the_tokens_of_the_step_that_it_is_in(
+    tmp_path: Path,
+    synchronous: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    save_steps: int | None,
+) -> None:
+    are_enough, calls = GroupsInFlight.are_enough, itertools.count(1)
+
+    def interrupted(groups: GroupsInFlight, ended: Sequence[int]) -> bool:
+        is_third_step = groups._begun == 5
+        if is_third_step and next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return are_enough(groups, ended)
+
+    monkeypatch.setattr(GroupsInFlight, "are_enough", interrupted)
+    seen = Seen()
+    cfg = settings_of(
+        tmp_path, max_staleness=2, max_num_seqs=8, importance_sampling_mode="token_truncate",
+        save_steps=save_steps, save_minutes=None, resume="auto",
+    )  # fmt: skip
+    first = GRPOTrainer(cfg, reward_funcs={"seen": seen})
+    with pytest.raises(SystemExit) as ended:
+        first.fit()
+    assert ended.value.code == EXIT_PREEMPTED
+    drawn_later = first.state.carried["versions"] == 2
+    assert drawn_later.any()
+    saved = tmp_path / "checkpoints" / "step_2" / "carried.npz"
+    assert saved.exists() == (save_steps is not None)
+    second = GRPOTrainer(cfg, reward_funcs={"seen": seen})
+    result = second.fit()
+    assert [metrics["step"] for metrics in result.history] == [1, 2, 3, 4, 5]
+    assert seen.ids == synchronous

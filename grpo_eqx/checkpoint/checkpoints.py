@@ -328,6 +328,23 @@ class Checkpoints:
             self.stop(state.step)
         return SavedStep(self.folder, state.step).path if can_save else None
 
+    def save_and_stop(self, state: TrainState) -> NoReturn:
+        """Ends a run within a step: saves how far the completions are that it carries over.
+
+        **Arguments:**
+
+        - `state`: the state after the last step, with all that is carried over now.
+        """
+        assert self._store is not None  # entered
+        self._store.wait()
+        saved = SavedStep(self.folder, state.step)
+        if from_main(state.step in complete_steps(self.folder)):
+            raise_on_all_hosts(lambda: saved.write_carried(state.carried) if is_main() else None)
+        elif state.step > max(self._stuck, default=0):
+            self._store.save(state, dataclasses.asdict(self.facts))
+            self._store.wait()
+        self.stop(state.step)
+
     def stop(self, step: int) -> NoReturn:
         """Ends the run after a step whose checkpoint is written, by raising `Preempted`."""
         self._requested.is_served = True

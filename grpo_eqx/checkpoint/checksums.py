@@ -15,7 +15,7 @@ from jaxtyping import Array, UInt32
 from grpo_eqx.sharding.arrays import fetch
 
 
-def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
+def checksums(arrays: Mapping[str, Array | np.ndarray]) -> dict[str, int]:
     """Computes the checksum of each array, the same under any sharding.
 
     It is the sum, modulo 2^32, of the elements' bits, each times an odd number that its position

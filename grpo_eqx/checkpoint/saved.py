@@ -7,8 +7,10 @@ checksums are computed by all devices together.
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums, host_checksum
 from grpo_eqx.checkpoint.orbax_reports import silence_orbax
+from grpo_eqx.common.durable import write_durably
 from grpo_eqx.common.errors import FileError
 from grpo_eqx.common.plain_data import field
 from grpo_eqx.common.read_files import read_object
@@ -29,6 +32,7 @@ STATE, FACTS = "state", "facts"
 """Names of the two parts of a checkpoint."""
 CARRIED = "carried."
 """Beginning of the names of arrays on the host, whose sizes change."""
+_CARRIED_FILE = "carried.npz"
 
 
 class DamagedError(RuntimeError):
@@ -137,9 +141,27 @@ class SavedStep:
             structure, [found.get(_name(path), leaf) for path, leaf in leaves]
         )
         carried = {
-            name.removeprefix(CARRIED): x for name, x in arrays.items() if isinstance(x, np.ndarray)
+            name.removeprefix(CARRIED): np.asarray(x)
+            for name, x in arrays.items()
+            if name.startswith(CARRIED)
         }
+        if like.opt_state:
+            carried = self._later_carried() or carried
         return dataclasses.replace(state, carried=carried)
+
+    def write_carried(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes what is carried over beside the checkpoint, as it is later in the next step."""
+        content = io.BytesIO()
+        np.savez(content, allow_pickle=False, **arrays)
+        write_durably(self.path / _CARRIED_FILE, content.getvalue())
+
+    def _later_carried(self) -> dict[str, np.ndarray] | None:
+        """Returns what `write_carried` wrote; `None` where nothing is there, or it is damaged."""
+        try:
+            with np.load(self.path / _CARRIED_FILE, allow_pickle=False) as file:
+                return dict(file)  # whose checksums are verified
+        except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError):
+            return None
 
     def model(self, like: CausalLM) -> CausalLM:
         """Reads only the parameters, and verifies their checksums; raises as the steps do."""
@@ -149,9 +171,10 @@ class SavedStep:
 
 def all_checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, int]:
     """Computes the checksum of each array, where it lies."""
-    on_host = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray)}
-    on_devices = {name: x for name, x in arrays.items() if isinstance(x, jax.Array)}
-    return checksums(on_devices) | {name: host_checksum(x) for name, x in on_host.items()}
+    on_devices = {name: x for name, x in arrays.items() if not name.startswith(CARRIED)}
+    return checksums(on_devices) | {
+        name: host_checksum(np.asarray(arrays[name])) for name in arrays.keys() - on_devices.keys()
+    }
 
 
 def digest(facts: Mapping[str, Any]) -> str:

@@ -27,6 +27,10 @@ _OF_STEPS = "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens"
 _OF_DYNAMIC_SAMPLING = (
     "dynamic_sampling/num_generation_batches", "dynamic_sampling/frac_groups_dropped",
 )  # fmt: skip
+_OF_STALENESS = (
+    "staleness/mean", "staleness/max", "staleness/frac_stale_tokens",
+    "staleness/num_groups_waiting", "staleness/frac_idle_slots",
+)  # fmt: skip
 
 
 def check_best_metric(
@@ -81,9 +85,10 @@ def metric_names(
         **id_metrics((), without_token),
     }
     of_sampling = _OF_DYNAMIC_SAMPLING if cfg.dynamic_sampling else ()
+    of_staleness = _OF_STALENESS if cfg.max_staleness else ()
     of_experts = expert_metric_names(model, cfg.router_replay)
     of_updates = _objective_names(objective, passes)
-    return sorted({*names, *of_updates, *of_experts, *_OF_STEPS, *of_sampling})
+    return sorted({*names, *of_updates, *of_experts, *_OF_STEPS, *of_sampling, *of_staleness})
 
 
 def _objective_names(objective: Objective, passes: Passes) -> list[str]:

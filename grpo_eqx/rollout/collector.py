@@ -1,7 +1,7 @@
 """Collection of rollouts: prompts are completed and rewarded, until enough groups can teach."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -43,6 +43,10 @@ class _Started(NamedTuple):
     step: int
 
 
+class SamplingInterrupted(Exception):  # noqa: N818
+    """Sampling has stopped before a step could take its groups."""
+
+
 class RolloutCollector:
     """Samples and rewards completions, until enough groups can teach something."""
 
@@ -82,6 +86,8 @@ class RolloutCollector:
         self._started: _Started | None = None
         self._in_flight: GroupsInFlight | None = None
         self._step = self._num_waiting = 0
+        self._is_interrupted: Callable[[], bool] = lambda: False
+        self._stopped = False
 
     def start(self, state: TrainState) -> None:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
@@ -99,6 +105,7 @@ class RolloutCollector:
         state: TrainState,
         clock: StepClock,
         on_sampled: Callable[[Rollout], None] = lambda rollout: None,
+        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> tuple[Rollout, Rollout]:
         """Collects what the next step learns from.
 
@@ -108,14 +115,19 @@ class RolloutCollector:
         - `clock`: its laps are for rollout and reward.
         - `on_sampled`: called once, with what the step learns from, as soon as that is known:
           without dynamic sampling before it is rewarded, so that devices compute meanwhile.
+        - `is_interrupted`: returns whether the run is to end; asked while completions are sampled
+          that a later run can go on with.
 
-        **Returns:** the rollout to learn from, and everything that was sampled for it.
+        **Returns:** the rollout to learn from, and everything that was sampled for it. Raises
+        `SamplingInterrupted` where the run is to end; `carried` then has all tokens so far.
         """
+        self._is_interrupted = is_interrupted
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
         started, self._started = self._started or self._start(state, 0), None
         self._step = started.step
         kept = self._sampled(started, clock)
+        self._is_interrupted = lambda: False  # what is taken now is in no checkpoint
         if most == 1:
             on_sampled(kept)
         kept = self._rewarded(kept, started, clock)
@@ -222,9 +234,18 @@ class RolloutCollector:
             self._in_flight.trajectories(),
             problems=[None if x is None else problems[x.index] for x in self._in_flight.places],
             prompt_width=self.prompts.widths[-1],
-            until=self._in_flight.are_enough,
+            until=self._are_enough,
         )
         return _Started(None, pending, state.step)
+
+    def _are_enough(self, ended: Sequence[int]) -> bool:
+        """Notes completions that have ended; returns whether sampling is to stop."""
+        assert self._in_flight is not None
+        if self._in_flight.are_enough(ended):
+            return True
+        # Of environments, nothing would be left.
+        self._stopped = not self._acts and self._is_interrupted()
+        return self._stopped
 
     @phase("rollout")
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
@@ -246,7 +267,10 @@ class RolloutCollector:
     def _taken(self, made: Sampled) -> Rollout:
         """Takes groups that are whole of those in flight."""
         assert self._in_flight is not None
-        taken, problems = self._in_flight.take(made.trajectories), self.prompts.data.prompts
+        self._in_flight.update(made.trajectories)
+        if self._stopped:
+            raise SamplingInterrupted
+        taken, problems = self._in_flight.take(), self.prompts.data.prompts
         self._num_waiting = self._in_flight.num_waiting
         acted, places = made.acted, [each.place for each in taken]
         if acted is not None:

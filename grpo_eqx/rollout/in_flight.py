@@ -127,17 +127,15 @@ class GroupsInFlight:
                 self._whole.append(place)
         return len(self._chosen()) == self._prompts.batch_size
 
-    def take(self, trajectories: Sequence[Trajectory]) -> list[GroupInFlight]:
-        """Takes `P` groups, in the order of their places.
-
-        **Arguments:**
-
-        - `trajectories`: all completions as they are now.
-        """
+    def update(self, trajectories: Sequence[Trajectory]) -> None:
+        """Replaces all completions by what they are now."""
         G = self._num_generations
         for place, each in enumerate(self.places):
             if each is not None:
                 each.group = list(trajectories[place * G : (place + 1) * G])
+
+    def take(self) -> list[GroupInFlight]:
+        """Takes `P` groups, in the order of their places."""
         chosen, taken = self._chosen(), []
         for place in chosen:
             group = self.places[place]

@@ -25,8 +25,9 @@ PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
             "entropy_coef": 0.1,
             "importance_sampling_mode": "token_truncate",
         },
+        {"max_staleness": 1, "importance_sampling_mode": "none"},
     ],
-    ids=["default", "much"],
+    ids=["default", "much", "carried over"],
 )
 def test_they_are_what_a_step_logs(
     small_model: Path, tmp_path: Path, settings: dict[str, Any]

@@ -43,7 +43,8 @@ class Decoding:
                         longer = dataclasses.replace(longer, finish_reason="stop")
                         ended.append(n)
                     each[n] = longer
-        return self.groups.take(each)
+        self.groups.update(each)
+        return self.groups.take()
 
 
 class Lengths(dict[tuple[int, int, int], int]):

@@ -70,6 +70,7 @@ def known_before_runs() -> set[str]:
         GRPOConfig(**settings, **MUCH),
         GRPOConfig(**settings, loss_type="sapo", importance_sampling_mode="sequence_mask"),
         GRPOConfig(**settings, importance_sampling_level="sequence_token", num_iterations=2),
+        GRPOConfig(**settings, max_staleness=1, importance_sampling_mode="coupled"),
     ]
     return {name for cfg in configs for name in names_of_steps(cfg)}
 
