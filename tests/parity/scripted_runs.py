@@ -131,19 +131,19 @@ class _ScriptedPrograms(TurnPrograms):
     def __init__(
         self, layout: Any, batch: tuple[int, int], turns_of: Callable[[list[int], int], _Turns]
     ):
-        self.layout, self._batch = layout, batch  # type: ignore[misc]
+        self.layout, self.batch = layout, batch  # type: ignore[misc]
         self.num_slots, self.is_refilled = batch[0] * batch[1], False
         self._turns_of = turns_of
 
     def to_compile(self, *_: Any) -> Any:
         return iter(())
 
-    def begin(self, model: Any, prompt_ids: Any, prompt_mask: Any) -> Any:
+    def begin(self, model: Any, prompt_ids: Any, prompt_mask: Any, *_: Any) -> Any:
         prompts = [
             ids[mask].tolist()
             for ids, mask in zip(np.asarray(prompt_ids), np.asarray(prompt_mask), strict=True)
         ]
-        self._turns = [self._turns_of(ids, n) for ids in prompts for n in range(self._batch[1])]
+        self._turns = [self._turns_of(ids, n) for ids in prompts for n in range(self.batch[1])]
         self._lengths = [0] * self.num_slots
         self._live = [True] * self.num_slots
         return None, None, None
@@ -166,8 +166,8 @@ class _ScriptedPrograms(TurnPrograms):
             ids[slot, : len(now)] = now
             self._lengths[slot] += len(now)
             self._live[slot] = not ended[slot] and self._lengths[slot] < MOST_TOKENS
-        slots = (np.array(x).reshape(self._batch) for x in (self._live, self._lengths, ended))
-        ids = ids.reshape(*self._batch, MOST_STEPS)
+        slots = (np.array(x).reshape(self.batch) for x in (self._live, self._lengths, ended))
+        ids = ids.reshape(*self.batch, MOST_STEPS)
         logps = np.full(ids.shape, -1.0, np.float32)
         return None, Report(*slots, ids, logps, SlotCounts.of_nothing())
 
