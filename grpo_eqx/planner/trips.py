@@ -211,14 +211,19 @@ class Decoding(Trips):
         return Repeats("each token", Range(length, self.max_length))
 
     def blocks(self, length: int, *, in_queue: bool) -> Range:
-        def mean(tokens: int) -> float:
-            return float(np.ceil(np.arange(1, tokens + 1) / CACHE_BLOCK).mean())
-
-        most = math.ceil(self.max_length / CACHE_BLOCK) if in_queue else mean(self.max_length)
-        return Range(mean(length), most)
+        most = math.ceil(self.max_length / CACHE_BLOCK)
+        return Range(
+            _mean_blocks(length, CACHE_BLOCK),
+            most if in_queue else _mean_blocks(self.max_length, CACHE_BLOCK),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def _mean_blocks(length: int, size: int) -> float:
+    """Returns how many blocks a completion reads on average, of those of its first tokens."""
+    return float(np.ceil(np.arange(1, length + 1) / size).mean())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,12 +268,9 @@ class Turns(Trips):
         """Returns how often blocks of keys are read, of all rows together or row by row."""
         if scope == ROW_BLOCKS:
             size = blocks_of_row(cache_length_of(self.decoding.max_length)) * CACHE_BLOCK
-
-            def mean(tokens: int) -> float:
-                return float(np.ceil(np.arange(1, tokens + 1) / size).mean())
-
             rows = self.decoding.num_slots / self.decoding.num_shards
-            of_rows = Range(rows * mean(expected.length), rows * mean(self.decoding.max_length))
+            lengths = expected.length, self.decoding.max_length
+            of_rows = Range(*(rows * _mean_blocks(length, size) for length in lengths))
             return Repeats("each read of a row's keys", times.times(of_rows))
         blocks = self.decoding.blocks(expected.length, in_queue=True)
         blocks = blocks.times(1 / self.decoding.cache_parts)

@@ -87,7 +87,6 @@ class RolloutCollector:
         self._in_flight: GroupsInFlight | None = None
         self._step = self._num_waiting = 0
         self._is_interrupted: Callable[[], bool] = lambda: False
-        self._stopped = False
 
     def start(self, state: TrainState) -> None:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
@@ -244,8 +243,7 @@ class RolloutCollector:
         if self._in_flight.are_enough(ended):
             return True
         # Of environments, nothing would be left.
-        self._stopped = not self._acts and self._is_interrupted()
-        return self._stopped
+        return not self._acts and self._is_interrupted()
 
     @phase("rollout")
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
@@ -268,7 +266,7 @@ class RolloutCollector:
         """Takes groups that are whole of those in flight."""
         assert self._in_flight is not None
         self._in_flight.update(made.trajectories)
-        if self._stopped:
+        if not self._in_flight.are_enough(()):
             raise SamplingInterrupted
         taken, problems = self._in_flight.take(), self.prompts.data.prompts
         self._num_waiting = self._in_flight.num_waiting
