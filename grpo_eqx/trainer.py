@@ -288,12 +288,18 @@ class GRPOTrainer:
         - `cache`: the folder of compiled programs.
         """
         passed, self.mesh = self._run.passed, self._run.build_mesh()
-        self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
+        rollout_mesh = self._run.rollout_mesh()
+        meshes = [self.mesh] if rollout_mesh is None else [self.mesh, rollout_mesh]
+        devices = [device for mesh in meshes for device in mesh.devices.flat]
+        self._run = fitting(self._run, devices, self._stages.say)
         self.cfg = cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         rate = None if passed.optimizer is not None else functools.partial(learning_rate, cfg)
         compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
-        self.programs = make_programs(self._run, self.mesh, self.tokenizer, compiling.begin)
+        self.programs = make_programs(
+            self._run, self.mesh, self.tokenizer, compiling.begin,
+            rollout_mesh=rollout_mesh,
+        )  # fmt: skip
         self.sampler = self.programs.sampler
         self._learner = Learner(
             self.programs.scorer, self.programs.updater, self.programs.rollout_rows,
@@ -324,8 +330,8 @@ class GRPOTrainer:
             self.programs.compiler.start(
                 sampling_programs(self._run, self.programs, self._prompt_widths()[0])
             )
-        devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
-        loading = self._stages.lasting(f"loading the model onto {devices}")
+        on_devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
+        loading = self._stages.lasting(f"loading the model onto {on_devices}")
         with self._stages.silent_after_errors(), loading:
             self.state = self._initial_state()
         self._base_model = self._run.base_model
@@ -488,6 +494,8 @@ class GRPOTrainer:
                     token_columns(kept.groups, self.tokenizer),
                 )  # fmt: skip
             clock.skip(profiler.end())
+            if is_evaluated or checkpoints.saves or events.ends:
+                self._settle()
             # Last, so that a checkpoint's step has all of its records.
             clock.skip(events.evaluate_and_save(metrics))
             compiled = CompilationCounter()
@@ -508,6 +516,7 @@ class GRPOTrainer:
         The draws are the same at every call.
         """
         draws = Draws.checked(float(temperature), num_samples)
+        self.rollouts.settle()
         step = self.state.step
         when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
         doing = f"evaluating on {len(self.heldout):,} problems {when}"
@@ -550,6 +559,7 @@ class GRPOTrainer:
         )  # fmt: skip
         if not tokens:
             return []
+        self.rollouts.settle()
         for problem in problems:
             self._environments.check_columns(problem.columns, "give rows, as in [{'seed': 7}]")
         with self._watchdog, self._acting or contextlib.nullcontext():
@@ -767,6 +777,11 @@ class GRPOTrainer:
             carried=self.rollouts.carried(),
         )
         self._sync_reference()
+
+    def _settle(self) -> None:
+        """Waits for what is sampled ahead, which a checkpoint holds and an evaluation waits for."""
+        self.rollouts.settle()
+        self.state = dataclasses.replace(self.state, carried=self.rollouts.carried())
 
     def _sync_reference(self) -> None:
         """Moves the reference model towards the policy, where that is due after this step."""

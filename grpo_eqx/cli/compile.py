@@ -91,6 +91,8 @@ def _programs(
     cfg: GRPOConfig, stages: "Stages"
 ) -> Iterator[tuple[str, Callable[[], "jax.stages.Lowered"]]]:
     """Yields the programs that `train` calls, by name, to be lowered from shapes."""
+    import jax
+
     from grpo_eqx.data.batches import prompt_widths
     from grpo_eqx.planner.search import fitting
     from grpo_eqx.run.passed import Passed
@@ -100,10 +102,10 @@ def _programs(
 
     with stages.lasting("loading the tokenizer and the problems"):
         run, inputs = RunSpec.load(cfg.resolved(), Passed())
-    mesh = run.build_mesh()
-    run.check_batches(mesh)
-    run = fitting(run, mesh.devices.reshape(-1).tolist(), stages.say)
-    programs = make_programs(run, mesh, inputs.tokenizer)
+    mesh, rollout_mesh = run.build_mesh(), run.rollout_mesh()
+    run.check_batches(mesh, rollout_mesh)
+    run = fitting(run, jax.devices(), stages.say)
+    programs = make_programs(run, mesh, inputs.tokenizer, rollout_mesh=rollout_mesh)
     widths = prompt_widths([len(x) for x in inputs.train.tokens], run.cfg.prompts_per_step)
     for key, lower in in_order_of_use(run, programs, widths):
         yield str(key), lower

@@ -26,6 +26,7 @@ from grpo_eqx.generation.sampler import (
     Until,
 )
 from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.generation.sent_weights import WeightSender
 from grpo_eqx.generation.session import Kept, Session
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.generation.turn_programs import Draws, TurnPrograms, reads_of
@@ -78,26 +79,50 @@ class LocalSampler(Sampler):
     """Sampler on a mesh: one program completes all trajectories that are submitted together."""
 
     def __init__(
-        self, options: SamplerOptions, mesh: jax.sharding.Mesh, compiler: Compiler | None = None
+        self,
+        options: SamplerOptions,
+        mesh: jax.sharding.Mesh,
+        compiler: Compiler | None = None,
+        sender: WeightSender | None = None,
     ):
         """**Arguments:**
 
         - `options`: settings and strategies.
         - `mesh`: the devices.
         - `compiler`: compiles its program; by default one of its own.
+        - `sender`: sends it weights, where training has other devices.
         """
         self.options = options
         self.mesh = mesh
+        self.sender = sender
         self._compiler = compiler or Compiler()
         self._layouts: dict[tuple[int, int], RolloutLayout] = {}
         self._turns: dict[tuple[int, int], TurnPrograms] = {}
         self._carried: Session | None = None
         """The last session that was to stop early, where the next one keeps its caches."""
         self._weights: tuple[CausalLM, int] | None = None
+        self._trained: CausalLM | None = None
+        """The model, as training holds it, whose weights were sent."""
         self._jitted = self._compiler.jit(GENERATE, self._program, static_argnames="group")
 
     def set_weights(self, model: CausalLM, version: int) -> None:
+        if self.sender is not None:
+            sent, self._weights = self._weights, None
+            if model is self._trained and sent is not None:
+                model = sent[0]
+            else:
+                del sent  # no device holds both
+                self._trained, model = model, self.sender(model)
         self._weights = model, version
+
+    def shapes_of_weights(self, model: CausalLM) -> CausalLM:
+        """Returns the shapes of the weights that its programs take.
+
+        **Arguments:**
+
+        - `model`: the shapes of the model, as training holds it.
+        """
+        return model if self.sender is None else self.sender.shapes(model)
 
     def submit(
         self,

@@ -45,6 +45,8 @@ class SamplerOptions:
     """Form of model and prompts that the devices decode fastest; `None`: as they are."""
     records_routes: bool = False
     """Whether the experts that routers chose are kept, for the policy to use."""
+    weights_are_sent: bool = False
+    """Whether the weights come from other devices, in the form that sampling reads."""
     rollout_sharding: RolloutSharding = dataclasses.field(default_factory=LegacySharding)
     attention: CausalAttention
     """Attention of the prefill; decoding attends to its cache by other means."""
@@ -73,6 +75,8 @@ class SamplerOptions:
 
 def sampling_weights(model: CausalLM, options: SamplerOptions) -> CausalLM:
     """Returns the model that sampling reads: adapters merged, weights in the sampling dtype."""
+    if options.weights_are_sent:
+        return model
     dtype, model = options.compute_dtype, model.merged()
     return model.rounded(dtype) if options.rollout_dtype == jnp.int8 else model.astype(dtype)
 

@@ -140,6 +140,8 @@ class Session(PendingSamples):
             self._read()
             if self._table.live.any():
                 self._decode()
+            else:
+                assert self._asked or self._ended, "completions wait for nothing"
         if self._until is not None and self._keeps:
             held = {
                 slot[0]: (number, self._trajectories[number])

@@ -167,5 +167,5 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     devices, of_each = programs.sampler.turns(*run.sampled_shape).readers
     return Turns(
         program=name, decoding=decoding, num_readers=devices * of_each,
-        is_carried=cfg.max_staleness > 0,
+        is_carried=cfg.carried_steps > 0,
     )  # fmt: skip

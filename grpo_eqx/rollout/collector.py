@@ -1,7 +1,7 @@
 """Collection of rollouts: prompts are completed and rewarded, until enough groups can teach."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from grpo_eqx.generation.routes import replaced
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import RewardRunner, Rewards
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
+from grpo_eqx.rollout.ahead import Ahead, Whole
 from grpo_eqx.rollout.in_flight import GroupsInFlight, staleness_of
 from grpo_eqx.rollout.rollout import Rollout, rewarded
 from grpo_eqx.settings.config import GRPOConfig
@@ -85,19 +86,33 @@ class RolloutCollector:
         self._acts = acts
         self._started: _Started | None = None
         self._in_flight: GroupsInFlight | None = None
+        self._carried: dict[str, np.ndarray] = {}
         self._step = self._num_waiting = 0
         self._is_interrupted: Callable[[], bool] = lambda: False
 
     def start(self, state: TrainState) -> None:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
-        self._started = self._start(state, 0)
+        if not self.cfg.samples_ahead:
+            self._started = self._start(state, 0)
+
+    def settle(self) -> None:
+        """Waits for what is sampled ahead, if anything: `carried` then has it."""
+        if self._started is not None and self.cfg.samples_ahead:
+            assert self._in_flight is not None
+            self._in_flight.update(self._started.pending.result().trajectories)
+            self._carried = self._in_flight.arrays()
 
     def __enter__(self) -> "RolloutCollector":
         return self
 
     def __exit__(self, *_: object) -> None:
         """Drops a rollout that was started and is not wanted any more."""
+        self._is_interrupted = lambda: True
+        if self._started is not None and isinstance(self._started.pending, Ahead):
+            self._started.pending.join()
         self._started = self._in_flight = None
+        self._carried = {}
+        self._is_interrupted = lambda: False
 
     def next(
         self,
@@ -128,6 +143,7 @@ class RolloutCollector:
         kept = self._sampled(started, clock)
         self._is_interrupted = lambda: False  # what is taken now is in no checkpoint
         if most == 1:
+            self._start_ahead(state, 1, is_interrupted)
             on_sampled(kept)
         kept = self._rewarded(kept, started, clock)
         made, number = kept, 1
@@ -137,6 +153,7 @@ class RolloutCollector:
             kept, made = self._replaced(kept, fresh), made.joined(fresh)
             number += 1
         if most > 1:
+            self._start_ahead(state, number, is_interrupted)
             on_sampled(kept)
         return kept, made
 
@@ -173,8 +190,11 @@ class RolloutCollector:
         return metrics
 
     def carried(self) -> dict[str, np.ndarray]:
-        """Returns the groups in flight after a step, for `TrainState.carried`."""
-        return {} if self._in_flight is None else self._in_flight.arrays()
+        """Returns the groups in flight, for `TrainState.carried`.
+
+        They are as the last step has left them, or `settle`, or `SamplingInterrupted`.
+        """
+        return self._carried
 
     def logged(self, made: Rollout, metrics: Collection[str]) -> dict[str, float]:
         """Returns the metrics that reward functions have logged of everything that was sampled.
@@ -197,12 +217,22 @@ class RolloutCollector:
         """Returns the batches of prompts that a rollout is of."""
         return len(made.prompts) // self.cfg.prompts_per_step
 
+    def _start_ahead(
+        self, state: TrainState, number: int, is_interrupted: Callable[[], bool]
+    ) -> None:
+        """Starts the first rollout of the step after `state`, which takes `number` batches."""
+        if self.cfg.samples_ahead and state.step + 1 < self.cfg.steps:
+            self._is_interrupted = is_interrupted
+            self._started = self._start(state, number, steps_ahead=1)
+
     @phase("rollout")
-    def _start(self, state: TrainState, number: int) -> _Started:
+    def _start(self, state: TrainState, number: int, *, steps_ahead: int = 0) -> _Started:
         """Starts rollout `number` of a step, on batch `state.next_batch + number` of prompts."""
         self.sampler.set_weights(state.model, state.step)
         if self.cfg.max_staleness:
-            return self._carry_on(state, number)
+            step = state.step + steps_ahead
+            pending = self._carry_on(state.next_batch + number, step, state.carried)
+            return _Started(None, Ahead(pending) if steps_ahead else pending, step)
         indices, P = self.prompts.indices(state.next_batch + number), self.cfg.prompts_per_step
         tokens = self.prompts.data.tokens
         trajectories = [
@@ -216,26 +246,37 @@ class RolloutCollector:
         )
         return _Started(indices, pending, state.step)
 
-    def _carry_on(self, state: TrainState, number: int) -> _Started:
-        """Goes on with the groups in flight, and those that follow, until enough are whole."""
+    def _carry_on(
+        self, taken: int, step: int, carried: Mapping[str, np.ndarray]
+    ) -> PendingSamples:
+        """Goes on with the groups in flight, and those that follow, until enough are whole.
+
+        **Arguments:**
+
+        - `taken`: number of rollouts before.
+        - `step`: the step that learns from them.
+        - `carried`: groups in flight of a checkpoint, where there are none yet.
+        """
         cfg = self.cfg
         if self._in_flight is None:
             # Of dynamic sampling, nobody knows how many batches it takes.
             num_batches = None if cfg.dynamic_sampling else cfg.steps
             self._in_flight = GroupsInFlight(
-                self.prompts, cfg.num_generations, cfg.max_staleness, num_batches
+                self.prompts, cfg.num_generations, cfg.carried_steps, num_batches
             )
-            if state.carried:
-                self._in_flight.restore(state.carried, restarts=self._acts)
-        self._in_flight.begin(state.next_batch + number, state.step)
-        problems = self.prompts.data.prompts
-        pending = self.sampler.submit(
-            self._in_flight.trajectories(),
+            if carried:
+                self._in_flight.restore(carried, restarts=self._acts)
+        # Of what is sampled ahead, the weights are those of the step before.
+        self._in_flight.begin(taken, step - cfg.samples_ahead)
+        trajectories, problems = self._in_flight.trajectories(), self.prompts.data.prompts
+        if self._in_flight.are_enough(()):
+            return Whole(trajectories)
+        return self.sampler.submit(
+            trajectories,
             problems=[None if x is None else problems[x.index] for x in self._in_flight.places],
             prompt_width=self.prompts.widths[-1],
-            until=self._are_enough,
+            until=self._are_enough if cfg.carried_steps else None,
         )
-        return _Started(None, pending, state.step)
 
     def _are_enough(self, ended: Sequence[int]) -> bool:
         """Notes completions that have ended; returns whether sampling is to stop."""
@@ -267,9 +308,11 @@ class RolloutCollector:
         assert self._in_flight is not None
         self._in_flight.update(made.trajectories)
         if not self._in_flight.are_enough(()):
+            self._carried = self._in_flight.arrays()
             raise SamplingInterrupted
         taken, problems = self._in_flight.take(), self.prompts.data.prompts
         self._num_waiting = self._in_flight.num_waiting
+        self._carried = self._in_flight.arrays()
         acted, places = made.acted, [each.place for each in taken]
         if acted is not None:
             G = self.cfg.num_generations

@@ -42,7 +42,7 @@ class GroupInFlight:
 class GroupsInFlight:
     """Groups that are sampled together, of which each step takes some that are whole.
 
-    With a staleness of `S`, up to `S + 1` batches are in flight, and each has a place, which it
+    With `S` carried steps, up to `S + 1` batches are in flight, and each has a place, which it
     keeps. A step takes `P` groups in the order in which they have become whole. It passes over one
     only where groups that would become too old need all that is left of the step.
     """
@@ -51,21 +51,22 @@ class GroupsInFlight:
         self,
         prompts: PromptBatches,
         num_generations: int,
-        max_staleness: int,
+        carried_steps: int,
         num_batches: int | None = None,
     ):
         """**Arguments:**
 
         - `prompts`: the order of the prompts.
         - `num_generations`: completions of a group.
-        - `max_staleness`: steps by which a token may be older than the step that learns from it.
+        - `carried_steps`: steps by which a token may be older than the weights that its group ends
+          with.
         - `num_batches`: batches that the run takes in all, if that is known.
         """
         self._prompts, self._num_generations = prompts, num_generations
-        self._max_staleness, self._num_batches = max_staleness, num_batches
+        self._carried_steps, self._num_batches = carried_steps, num_batches
         self.places: list[GroupInFlight | None]
         """The groups, by their places; `None` where a step has taken one."""
-        self.places = [None] * ((max_staleness + 1) * prompts.batch_size)
+        self.places = [None] * ((carried_steps + 1) * prompts.batch_size)
         self._begun = 0
         """Batches whose groups have been begun."""
         self._whole: list[int] = []
@@ -83,7 +84,7 @@ class GroupsInFlight:
         - `taken`: how many times `P` groups have been taken.
         - `step`: the number of the step.
         """
-        G, end = self._num_generations, taken + self._max_staleness + 1
+        G, end = self._num_generations, taken + self._carried_steps + 1
         if self._num_batches is not None:
             end = min(end, self._num_batches)
         free = iter([place for place, each in enumerate(self.places) if each is None])
@@ -99,7 +100,7 @@ class GroupsInFlight:
             for each in self.places
         ]
         oldest = (step if x is None or x.oldest is None else x.oldest for x in self.places)
-        self._deadlines = [first + self._max_staleness - step for first in oldest]
+        self._deadlines = [first + self._carried_steps - step for first in oldest]
 
     def trajectories(self) -> list[Trajectory]:
         """Returns all completions, place by place; in places that are free, ended ones."""
@@ -133,6 +134,8 @@ class GroupsInFlight:
         for place, each in enumerate(self.places):
             if each is not None:
                 each.group = list(trajectories[place * G : (place + 1) * G])
+                if each.is_whole and place not in self._whole:
+                    self._whole.append(place)
 
     def take(self) -> list[GroupInFlight]:
         """Takes `P` groups, in the order of their places."""
@@ -159,7 +162,7 @@ class GroupsInFlight:
         P, chosen = self._prompts.batch_size, list[int]()
         in_time = [
             {p for p, x in enumerate(self.places) if x is not None and self._deadlines[p] <= k}
-            for k in range(self._max_staleness + 1)
+            for k in range(self._carried_steps + 1)
         ]
         for place in self._whole:
             if len(chosen) == P:
@@ -198,7 +201,7 @@ class GroupsInFlight:
         - `arrays`: the arrays.
         - `restarts`: whether completions begin anew, as where they act in environments.
         """
-        nothing = GroupsInFlight(self._prompts, 0, self._max_staleness)._arrays()
+        nothing = GroupsInFlight(self._prompts, 0, self._carried_steps)._arrays()
         G, arrays = self._num_generations, {**nothing, **arrays}
         self._begun = int(arrays["begun"][0])
         self.places = [None] * len(self.places)

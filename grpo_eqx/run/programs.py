@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
 from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.generation.options import sampling_weights
+from grpo_eqx.generation.sent_weights import WeightSender
 from grpo_eqx.loss_backends import LOSS_BACKENDS
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.objective import Objective
@@ -28,6 +29,7 @@ from grpo_eqx.run.by_device import (
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.sharding.arrays import shapes_of
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.training.forward import Forward
 from grpo_eqx.training.micro_batches import RowShape
@@ -55,16 +57,19 @@ def make_programs(
     mesh: jax.sharding.Mesh,
     tokenizer: ChatTokenizer | None = None,
     on_compile: Callable[[str], None] = lambda name: None,
+    *,
+    rollout_mesh: jax.sharding.Mesh | None = None,
 ) -> Programs:
     """Makes what runs on the devices, for a run whose micro-batches are not `auto`.
 
     **Arguments:**
 
     - `run`: the description of the run.
-    - `mesh`: the devices.
+    - `mesh`: the devices that train.
     - `tokenizer`: the tokenizer, without which programs are for planning, as shapes depend on
       its vocabulary alone.
     - `on_compile`: called with a program's name before it is compiled.
+    - `rollout_mesh`: the devices that sample; by default those that train.
     """
     compiler = Compiler(on_compile)
     forward = Forward(
@@ -82,12 +87,15 @@ def make_programs(
     )
     optimizer = run.passed.optimizer or make_optimizer(run.cfg)
     updater = Updater(updates, forward, optimizer, compiler)
-    options = _sampler_options(run, mesh, tokenizer)
-    if isinstance(run.rollout_sharding, AutoSharding) and mesh.size > 1:
-        fastest = AutoSharding(_decoding_work(run, options, updater))
-        options = dataclasses.replace(options, rollout_sharding=fastest)
+    options, sender = _sampler_options(run, mesh, tokenizer), None
+    if isinstance(run.rollout_sharding, AutoSharding) and (rollout_mesh or mesh).size > 1:
+        work = _decoding_work(run, options, updater, rollout_mesh)
+        options = dataclasses.replace(options, rollout_sharding=AutoSharding(work))
+    if rollout_mesh is not None:
+        sender = WeightSender(options, mesh, rollout_mesh, compiler)
+        options = dataclasses.replace(options, weights_are_sent=True)
     return Programs(
-        LocalSampler(options, mesh, compiler),
+        LocalSampler(options, rollout_mesh or mesh, compiler, sender),
         Scorer(forward, run.cfg.temperature, compiler),
         updater,
         run.row_shape(mesh, *run.rollout_shape),
@@ -96,18 +104,23 @@ def make_programs(
     )
 
 
-def _decoding_work(run: RunSpec, options: SamplerOptions, updater: Updater) -> DecodingWork:
+def _decoding_work(
+    run: RunSpec, options: SamplerOptions, updater: Updater, rollout_mesh: jax.sharding.Mesh | None
+) -> DecodingWork:
     """Returns the sizes from which rollouts of each layout are estimated."""
     mesh, state = updater.forward.mesh, state_shapes(run, updater)
-    read = functools.partial(sampling_weights, options=options)
+    weights = jax.eval_shape(functools.partial(sampling_weights, options=options), state.model)
+    resident: Any = state.model, state.opt_state, state.reference
+    if rollout_mesh is not None:
+        resident = shapes_of(weights, weights.shardings(rollout_mesh))
     return DecodingWork(
         config=run.model,
-        weights=jax.eval_shape(read, state.model),
+        weights=weights,
         itemsize=options.compute_dtype.itemsize,
         kv_itemsize=options.kv_itemsize(run.model.head_size),
         prompt_length=run.prompts.train,
         completion_length=run.completion_length,
-        resident_bytes=bytes_per_device((state.model, state.opt_state, state.reference)),
+        resident_bytes=bytes_per_device(resident),
         usable_bytes=run.device_bytes or device_bytes(mesh),
         device_kind=mesh.devices.flat[0].device_kind,
     )

@@ -26,7 +26,7 @@ from grpo_eqx.run.passed import Passed
 from grpo_eqx.run.passes import Passes
 from grpo_eqx.run.prompt_lengths import PromptLengths, lengths_for_plan
 from grpo_eqx.settings.config import GRPOConfig
-from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
+from grpo_eqx.sharding.mesh import check_hosts, parse_mesh, rollout_mesh, split_devices
 from grpo_eqx.sharding.rollout_sharding import RolloutSharding, lay_out, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.micro_batches import RowShape
@@ -71,9 +71,9 @@ class RunSpec:
         Raises `UserError`, in all processes, where batches do not fit the devices, or where inputs
         are missing, do not belong together or differ between processes.
         """
-        mesh = _build_mesh(cfg, passed)
-        check_hosts(mesh)
-        _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
+        mesh, of_rollouts = _build_mesh(cfg, passed), _rollout_mesh(cfg)
+        check_hosts(mesh, of_rollouts or mesh)
+        _check_batches(cfg, mesh, of_rollouts or mesh, _rollout_sharding(cfg, passed))
         moment = run_moment(cfg)
 
         def read() -> tuple[ModelConfig, Inputs]:
@@ -134,24 +134,39 @@ class RunSpec:
         return dataclasses.replace(self, cfg=dataclasses.replace(self.cfg, **settings))
 
     def build_mesh(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-        """Builds the mesh over `devices`, by default all that JAX sees."""
+        """Builds the mesh of training, of `devices`, by default all that JAX sees."""
         return _build_mesh(self.cfg, self.passed, devices)
 
+    def rollout_mesh(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh | None:
+        """Builds the mesh of those `devices` that sample; `None` where all sample and train."""
+        return _rollout_mesh(self.cfg, devices)
+
     def mesh(self, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
-        """Builds the mesh; raises `UserError` where it, or the batches, do not fit the devices."""
+        """Builds the mesh of training, of `devices`.
+
+        Raises `UserError` where it, or the batches, do not fit the devices.
+        """
         mesh = self.build_mesh(devices)
-        self.check_batches(mesh)
+        self.check_batches(mesh, self.rollout_mesh(devices))
         return mesh
 
-    def check_batches(self, mesh: jax.sharding.Mesh) -> None:
-        """Refuses batches that a mesh cannot split, or that are larger than the data."""
+    def check_batches(
+        self, mesh: jax.sharding.Mesh, rollout_mesh: jax.sharding.Mesh | None = None
+    ) -> None:
+        """Refuses batches that the devices cannot split, or that are larger than the data.
+
+        **Arguments:**
+
+        - `mesh`: the devices that train.
+        - `rollout_mesh`: the devices that sample, if they are others.
+        """
         wanted, available = self.cfg.prompts_per_step, self.prompts.num_train
         if available is not None and available < wanted:
             raise UserError(
                 f"{self.cfg.data} has {available} problems to train on, and prompts_per_step is "
                 f"{wanted}: lower it or add problems."
             )
-        _check_batches(self.cfg, mesh, self.rollout_sharding)
+        _check_batches(self.cfg, mesh, rollout_mesh or mesh, self.rollout_sharding)
 
     def micro_batch_sizes(self, mesh: jax.sharding.Mesh) -> list[int]:
         """Lists the values of `micro_batch_size_per_device` worth choosing from, ascending.
@@ -182,7 +197,7 @@ class RunSpec:
         """Prompts that are sampled together, and completions of each; more than a rollout's where
         groups are in flight across steps.
         """
-        return (self.cfg.max_staleness + 1) * self.cfg.prompts_per_step, self.cfg.num_generations
+        return (self.cfg.carried_steps + 1) * self.cfg.prompts_per_step, self.cfg.num_generations
 
     @property
     def update_shape(self) -> tuple[int, int]:
@@ -230,7 +245,17 @@ class RunSpec:
 def _build_mesh(
     cfg: GRPOConfig, passed: Passed, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
+    if cfg.rollout_devices is not None:
+        devices = split_devices(devices or jax.devices(), cfg.rollout_devices)[0]
     return (parse_mesh(cfg.mesh) if passed.mesh is None else passed.mesh).build(devices)
+
+
+def _rollout_mesh(
+    cfg: GRPOConfig, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh | None:
+    if cfg.rollout_devices is None:
+        return None
+    return rollout_mesh(*split_devices(devices or jax.devices(), cfg.rollout_devices))
 
 
 def _rollout_sharding(cfg: GRPOConfig, passed: Passed) -> RolloutSharding:
@@ -242,11 +267,14 @@ def _rollout_sharding(cfg: GRPOConfig, passed: Passed) -> RolloutSharding:
 
 
 def _check_batches(
-    cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
+    cfg: GRPOConfig,
+    mesh: jax.sharding.Mesh,
+    rollout_mesh: jax.sharding.Mesh,
+    rollout_sharding: RolloutSharding,
 ) -> None:
     """Refuses batches of rollouts that cannot be split."""
     batch = cfg.prompts_per_step, cfg.num_generations
-    lay_out(rollout_sharding, mesh, *batch, cfg.max_num_seqs)
+    lay_out(rollout_sharding, rollout_mesh, *batch, cfg.max_num_seqs)
     batch_sharding(mesh, *batch)
 
 

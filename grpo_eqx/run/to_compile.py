@@ -8,6 +8,7 @@ import jax
 from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.routes import Routes, shapes_of_routes
+from grpo_eqx.generation.sent_weights import SEND
 from grpo_eqx.generation.turn_programs import WEIGHTS, reads_of
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.programs import Programs
@@ -52,7 +53,8 @@ def run_programs(
         """Returns the shapes of what sampling keeps on the devices between two steps."""
         if cfg.carried_caches != "keep":
             return None
-        return programs.sampler.turns(*run.sampled_shape).shapes_of_slots(state.model, width)
+        weights = programs.sampler.shapes_of_weights(state.model)
+        return programs.sampler.turns(*run.sampled_shape).shapes_of_slots(weights, width)
 
     yield RunProgram(
         UPDATE,
@@ -65,7 +67,10 @@ def run_programs(
         ("parameters", "optimizer_state"),
         kept,
     )
-    carried = run.cfg.max_staleness > 0
+    carried = run.cfg.carried_steps > 0
+    sender = programs.sampler.sender
+    if sender is not None:
+        yield RunProgram(SEND, lambda: sender.lower(state.model), ("parameters",), key=SEND)
     yield from _sampling(run, programs, *run.sampled_shape, width, is_carried=carried)
     if run.passes.num_scores(cfg)[SCORE] > 0:
         rows = _rows(run, programs, programs.rollout_rows)
@@ -109,7 +114,8 @@ def _sampling(
     is_carried: bool = False,
 ) -> Iterator[RunProgram]:
     """Yields the programs that complete a batch, in the order of their use."""
-    sampler, model = programs.sampler, state_shapes(run, programs.updater).model
+    sampler = programs.sampler
+    model = sampler.shapes_of_weights(state_shapes(run, programs.updater).model)
     batch = num_prompts, num_generations, prompt_width, sampling or sampler.options.sampling
     if not run.acts and not is_carried:
         yield RunProgram(
@@ -158,7 +164,10 @@ def sampling_programs(
     run: RunSpec, programs: Programs, prompt_width: int
 ) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
     """Yields what a rollout calls, for `Compiler.start`."""
-    carried = run.cfg.max_staleness > 0
+    carried, sender = run.cfg.carried_steps > 0, programs.sampler.sender
+    if sender is not None:
+        model = state_shapes(run, programs.updater).model
+        yield SEND, lambda: sender.lower(model)
     for each in _sampling(run, programs, *run.sampled_shape, prompt_width, is_carried=carried):
         yield each.key, each.lower
 
@@ -186,7 +195,7 @@ def _rows(
 ) -> Rows:
     return shapes_of_rows(
         shape,
-        programs.sampler.mesh,
+        programs.updater.forward.mesh,
         replays=replays and run.cfg.router_replay,
         of_loss=of_loss,
     )

@@ -315,6 +315,7 @@ def check_staleness(
     prompts_per_step: int,
     num_generations: int,
     max_num_seqs: int | None,
+    rollout_devices: int | None,
 ) -> None:
     """Refuses stale tokens without a word on their correction, and corrections of nothing."""
     mode = importance_sampling_mode
@@ -343,8 +344,16 @@ def check_staleness(
             f"older policies are drawn with other probabilities; set it to token_truncate, or to "
             f"none to learn from them as they are."
         )
-    in_flight = (max_staleness + 1) * prompts_per_step * num_generations
-    if max_num_seqs is not None and max_num_seqs >= in_flight:
+    carried_steps = max_staleness - (rollout_devices is not None)
+    if carried_steps == 0:
+        _refuse_given(
+            "with rollout_devices and max_staleness = 1, where no completion goes on after an "
+            "update",
+            "raise max_staleness, or leave it unset (None)",
+            carried_caches=carried_caches,
+        )
+    in_flight = (carried_steps + 1) * prompts_per_step * num_generations
+    if carried_steps and max_num_seqs is not None and max_num_seqs >= in_flight:
         raise UserError(
             f"max_num_seqs is {max_num_seqs}, and with max_staleness {max_staleness} no more than "
             f"{in_flight} completions are sampled at a time: lower it, or leave it unset (None)."
@@ -353,6 +362,15 @@ def check_staleness(
         raise UserError(
             f"max_staleness is {max_staleness} with router_replay: the experts of completions that "
             f"go on after an update are not recorded; turn one of them off."
+        )
+
+
+def check_rollout_devices(rollout_devices: int | None, router_replay: bool) -> None:
+    """Refuses what cannot be sent from devices that sample to others."""
+    if rollout_devices is not None and router_replay:
+        raise UserError(
+            f"rollout_devices is {rollout_devices} with router_replay: the experts that routers "
+            f"chose stay on the devices that sampled; turn one of them off."
         )
 
 
@@ -514,6 +532,7 @@ CHECKS = (
     check_reward_limits,
     check_sampler_correction,
     check_staleness,
+    check_rollout_devices,
     check_updates,
     check_alternatives,
     check_trackers,

@@ -318,6 +318,10 @@ class GRPOConfig:
     them (tensor:N), for completions of their own; weights are sent for every token (legacy), or
     stay in place and devices decode the same completions (maxtext). auto: the fastest that fits, by
     an estimate."""
+    rollout_devices: PositiveInt | None = None
+    """Devices of the run that sample, of whole hosts, while the others train. With max_staleness,
+    they sample during updates. Weights are sent from device to device, once per step. None: all
+    devices do both."""
     require_processes: PositiveInt | None = None
     """Number of processes, one per host, that the run requires to start. None: as many as its
     launcher or environment reports."""
@@ -444,10 +448,16 @@ class GRPOConfig:
             names.append("importance_sampling_level")
         notes = []
         slots, completions = self.max_num_seqs, self.prompts_per_step * self.num_generations
-        if slots is not None and slots >= completions and not self.max_staleness:
+        if slots is not None and slots >= completions and not self.carried_steps:
             notes.append(
                 f"note: max_num_seqs is {slots}, and a rollout has {completions} completions: all "
                 f"are decoded at once, as without it."
+            )
+        if self.rollout_devices is not None and not self.max_staleness:
+            notes.append(
+                f"note: rollout_devices is {self.rollout_devices}, and max_staleness is 0: devices "
+                f"that sample wait for those that train, and the reverse; with max_staleness 1, "
+                f"both work at the same time."
             )
         is_coupled = self.importance_sampling_mode == "coupled"
         if self.updates_per_step > 1 or is_coupled or not names:
@@ -458,6 +468,19 @@ class GRPOConfig:
             f"steps_per_generation for more updates."
         )
         return "\n".join(notes)
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether the completions of a step are sampled while the step before it trains."""
+        return self.rollout_devices is not None and self.max_staleness > 0
+
+    @property
+    def carried_steps(self) -> int:
+        """Steps by which a token may be older than the weights that its completion ends with.
+
+        It is 1 less than `max_staleness` where sampling is a step ahead.
+        """
+        return self.max_staleness - self.samples_ahead
 
     def resolved(self, architecture: Mapping[str, Any] | None = None) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses.
@@ -544,7 +567,7 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
     mode = cfg.importance_sampling_mode or defaults.get("importance_sampling_mode")
     if mode in SAMPLER_WEIGHTS and cfg.importance_sampling_clip_min is None:
         defaults["importance_sampling_clip_max"] = 3.0
-    if cfg.max_staleness:
+    if cfg.carried_steps:
         defaults["carried_caches"] = "recompute"
         defaults["max_num_seqs"] = cfg.prompts_per_step * cfg.num_generations
     if scales_rewards(cfg.advantage_estimator, cfg.multi_objective_aggregation):

@@ -32,6 +32,8 @@ class LayoutReport:
     optimizer_bytes: int
     reference_bytes: int
     """Bytes of the reference model on each device; 0 without one."""
+    rollout_devices: int = 0
+    """Devices that sample, besides those that train; 0 where the same do both."""
 
     @classmethod
     def of(
@@ -59,6 +61,9 @@ class LayoutReport:
             parameter_bytes=bytes_per_device(parameters),
             optimizer_bytes=bytes_per_device(optimizer_state),
             reference_bytes=bytes_per_device(reference),
+            rollout_devices=0
+            if set(rollout.mesh.devices.flat) == set(devices)
+            else rollout.mesh.size,
         )
 
     def __str__(self) -> str:
@@ -70,7 +75,9 @@ class LayoutReport:
         if self.reference_bytes:
             lines[0] += f", {readable_bytes(self.reference_bytes)} of reference model"
         lines += [f"  {name}={n}: {_SPLIT_OVER[name]}" for name, n in self.axes.items() if n > 1]
-        if self.devices > 1:
+        if self.rollout_devices:
+            lines.append(f"  {_counted(self.rollout_devices, 'other device')} sample")
+        if max(self.devices, self.rollout_devices) > 1:
             lines.append(f"  rollout sharding {self.rollout_sharding}")
         return "\n".join(lines)
 

@@ -52,9 +52,7 @@ class Mesh(eqx.Module):
                 f"three whole numbers, the sizes of {', '.join(AXES)}, whose product is the number "
                 f"of devices."
             )
-        grid = _grid(shape, devices)
-        # Automatic axes: the compiler places collectives. jax.make_mesh would make explicit axes.
-        return jax.sharding.Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+        return _mesh_of(_grid(shape, devices))
 
 
 def _grid(shape: tuple[int, int, int], devices: Sequence[jax.Device]) -> np.ndarray:
@@ -144,9 +142,62 @@ def parse_mesh(text: str) -> Mesh:
     )
 
 
-def check_hosts(mesh: jax.sharding.Mesh) -> None:
+def split_devices(
+    devices: Sequence[jax.Device], num_rollout_devices: int
+) -> tuple[list[jax.Device], list[jax.Device]]:
+    """Returns the devices that train and those that sample, which are the last ones.
+
+    Raises `UserError` where none would train, where they would share a host although there are
+    several, or where JAX cannot send weights from the one to the other.
+    """
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    number, hosts = num_rollout_devices, {device.process_index for device in ordered}
+    if number >= len(ordered):
+        raise UserError(
+            f"rollout_devices is {number}, and {len(ordered)} "
+            f"{'is' if len(ordered) == 1 else 'are'} available: leave at least one to train on."
+        )
+    training, rollout = ordered[:-number], ordered[-number:]
+    # JAX sends arrays between hosts from each device to one other.
+    if len(hosts) > 1 and 2 * number != len(ordered):
+        raise UserError(
+            f"rollout_devices is {number}, and {len(ordered)} devices of {len(hosts)} hosts are "
+            f"available: on several hosts, half of the devices sample, which are "
+            f"{len(ordered) // 2}."
+        )
+    if training[-1].process_index == rollout[0].process_index and len(hosts) > 1:
+        raise UserError(
+            f"rollout_devices is {number}, and {len(hosts)} hosts cannot be split into halves: use "
+            f"an even number of hosts."
+        )
+    return training, rollout
+
+
+def rollout_mesh(
+    training: Sequence[jax.Device], rollout: Sequence[jax.Device]
+) -> jax.sharding.Mesh:
+    """Builds the mesh of the devices that sample, which hold the weights split over `fsdp`.
+
+    It has as many parts as both can hold, so that each device that samples gets its part from one
+    that trains.
+    """
+    parts = math.gcd(len(training), len(rollout))
+    return _mesh_of(np.array(rollout, dtype=object).reshape(-1, parts, 1))
+
+
+def opposite(training: jax.sharding.Mesh, rollout: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """Returns a second mesh of the devices that train, with the parts of the `rollout_mesh`."""
+    return _mesh_of(training.devices.reshape(-1, rollout.shape["fsdp"], 1))
+
+
+def _mesh_of(grid: np.ndarray) -> jax.sharding.Mesh:
+    # Automatic axes: the compiler places collectives. jax.make_mesh would make explicit axes.
+    return jax.sharding.Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
+
+
+def check_hosts(*meshes: jax.sharding.Mesh) -> None:
     """Rejects meshes that leave out a host of this run."""
-    hosts = {device.process_index for device in mesh.devices.flat}
+    hosts = {device.process_index for mesh in meshes for device in mesh.devices.flat}
     if idle := sorted(set(range(jax.process_count())) - hosts):
         raise UserError(
             f"the mesh has no device of process {', '.join(map(str, idle))}: give every host a "
