@@ -447,7 +447,7 @@ class GRPOTrainer:
             self.programs.compiler.start(in_order_of_use(self._run, self.programs, widths))
         events.begin()
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
-        memory = MemoryGauge(self.mesh.local_devices)
+        memory = MemoryGauge(jax.local_devices())
         began = self._stages.seconds
         while not events.ends:
             clock.skip(profiler.begin(self.state.step + 1))
@@ -682,7 +682,11 @@ class GRPOTrainer:
     def _checkpoints(self, stop: StopRequest, source: ResumeSource) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
         cfg = resuming_from(self.cfg, source)
-        return Checkpoints(cfg, self._facts(cfg), stop, _say, self._stages.started)
+        processes = {device.process_index for device in self.mesh.devices.flat}
+        return Checkpoints(
+            cfg, self._facts(cfg), stop, _say, self._stages.started,
+            processes if len(processes) < jax.process_count() else None,
+        )  # fmt: skip
 
     def _facts(self, cfg: GRPOConfig) -> RunFacts:
         return RunFacts.of(

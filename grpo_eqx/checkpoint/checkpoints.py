@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -57,6 +57,7 @@ class Checkpoints:
         stop: StopRequest,
         say: Callable[[str], None],
         started: float,
+        processes: Collection[int] | None = None,
     ):
         """**Arguments:**
 
@@ -65,6 +66,7 @@ class Checkpoints:
         - `stop`: requests to end the run.
         - `say`: shows the user a line.
         - `started`: when the run started, by `time.monotonic`.
+        - `processes`: processes that hold parts of the state; by default, all do.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
@@ -75,6 +77,7 @@ class Checkpoints:
         self._saves = self._stops = False
         self._stuck: list[int] = []  # steps that could not be moved: none is saved up to the last
         self._store: CheckpointStore | None = None
+        self._processes = processes
         self._last_save = self._last_step = time.monotonic()
         limit = cfg.stop_after
         seconds = math.inf if limit is None else parse_duration("stop_after", limit)
@@ -88,6 +91,7 @@ class Checkpoints:
             best=self.cfg.metric_for_best_model,
             stuck=self._stuck,
             say=self.say,
+            processes=self._processes,
         )
         self._last_save = self._last_step = time.monotonic()
         return self

@@ -26,6 +26,7 @@ from grpo_eqx.common.errors import FileError
 from grpo_eqx.common.plain_data import field
 from grpo_eqx.common.read_files import read_object
 from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.sharding.arrays import nowhere
 from grpo_eqx.training.state import TrainState
 
 STATE, FACTS = "state", "facts"
@@ -108,6 +109,14 @@ class SavedStep:
         if like.opt_state:  # else it is the model alone
             shapes = self.facts["shapes"].items()
             arrays |= {name: np.zeros(x) for name, x in shapes if name.startswith(CARRIED)}
+        elsewhere = {
+            name: nowhere(x)
+            for name, x in arrays.items()
+            if isinstance(x, jax.ShapeDtypeStruct) and not x.sharding.addressable_devices
+        }
+        arrays = {name: x for name, x in arrays.items() if name not in elsewhere}
+        if not arrays:
+            return dict(elsewhere)
         restore_args = {
             name: ocp.RestoreArgs(restore_type=np.ndarray)
             if name.startswith(CARRIED)
@@ -118,7 +127,7 @@ class SavedStep:
         silence_orbax()
         reader = ocp.PyTreeCheckpointHandler()
         try:
-            return dict(reader.restore((self.path / STATE).absolute(), args=args))
+            return {**elsewhere, **reader.restore((self.path / STATE).absolute(), args=args)}
         except Exception as error:
             # Orbax's own message is pages of an array's specification.
             raise error.__cause__ or error from None

@@ -3,10 +3,11 @@
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
@@ -66,6 +67,7 @@ class CheckpointStore:
         best: str | None = None,
         stuck: Sequence[int] = (),
         say: Callable[[str], None] = print_clean,
+        processes: Collection[int] | None = None,
     ):
         """**Arguments:**
 
@@ -74,6 +76,7 @@ class CheckpointStore:
         - `best`: name of the score by which the best checkpoint is kept too; `None` for none.
         - `stuck`: damaged steps that cannot be moved, which are neither counted nor deleted.
         - `say`: shows the user a line.
+        - `processes`: processes that hold parts of what is saved; by default, all do.
 
         Raises `RunError` if the folder cannot be written.
         """
@@ -97,13 +100,22 @@ class CheckpointStore:
             step_prefix="step",
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._sync_unnamed),
+            create=processes is None,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                active_processes=None if processes is None else set(processes)
+            ),
         )
         self.folder = folder
         self.best = best
         self._saving: int | None = None
         self._say = say
         silence_orbax()
+        self._manager: ocp.CheckpointManager | None = None
+        """Writes what this process holds; `None` where that is nothing."""
+        if processes is not None and jax.process_index() not in processes:
+            return
         with self._explained():
+            folder.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(
                 folder.absolute(), options=options, item_names=(STATE, FACTS)
             )
@@ -119,6 +131,8 @@ class CheckpointStore:
 
         An earlier one that should be deleted and cannot be stays, and is named once.
         """
+        if self._manager is None:
+            return
         with self._explained():
             try:
                 self._manager.wait_until_finished()
@@ -133,6 +147,7 @@ class CheckpointStore:
         Orbax deletes when the new checkpoint is complete, in the first process alone. As long as it
         is not, the run may need those before it.
         """
+        assert self._manager is not None
         present, failed = complete_steps(self.folder), False
         if self._saving not in present or not is_main():
             return False
@@ -152,8 +167,9 @@ class CheckpointStore:
     def close(self) -> None:
         """Waits for the last save, and frees what writing it took."""
         self.wait()
-        with self._explained():
-            self._manager.close()
+        if self._manager is not None:
+            with self._explained():
+                self._manager.close()
 
     def _sync_unnamed(self) -> None:
         """Waits until a checkpoint is on the disk, just before Orbax gives it its name."""
@@ -199,6 +215,8 @@ class CheckpointStore:
             "checksums": all_checksums(arrays),
             **facts,
         }
+        if self._manager is None:
+            return
         with self._explained():
             saves = self._manager.save(
                 state.step,

@@ -1,7 +1,7 @@
 """Trajectories: what sampling leaves of each completion, on the host."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -118,6 +118,42 @@ class Trajectory:
     def is_finished(self) -> bool:
         """Whether the completion ended by itself."""
         return self.finish_reason == "stop"
+
+
+_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+
+
+def arrays_of(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
+    """Returns all that a sampler has added to trajectories, which it alone has written."""
+    return {
+        "lengths": np.array([len(x) for x in trajectories], np.int32),
+        "reasons": np.array([_REASONS.index(x.finish_reason) for x in trajectories], np.int32),
+        "ids": joined((x.ids for x in trajectories), np.int32),
+        "sampler_logps": joined((x.sampler_logps for x in trajectories), np.float32),
+        "versions": joined((x.versions for x in trajectories), np.int32),
+    }
+
+
+def with_arrays(
+    trajectories: Sequence[Trajectory], arrays: Mapping[str, np.ndarray]
+) -> list[Trajectory]:
+    """Returns prompts with what a sampler has added to them, from `arrays_of`."""
+    ends = np.cumsum(arrays["lengths"])[:-1]
+    parts = (np.split(arrays[name], ends) for name in ("ids", "sampler_logps", "versions"))
+    return [
+        Trajectory(
+            each.prompt_ids, each.address, ids, np.ones(len(ids), bool), logps, versions,
+            _REASONS[int(reason)],
+        )
+        for each, ids, logps, versions, reason in zip(
+            trajectories, *parts, arrays["reasons"], strict=True
+        )
+    ]  # fmt: skip
+
+
+def joined(parts: Iterable[np.ndarray], dtype: type) -> np.ndarray:
+    """Returns the parts one after the other."""
+    return np.concatenate([np.zeros(0, dtype), *parts])
 
 
 Group = list[Trajectory]

@@ -14,18 +14,33 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from grpo_eqx.common.errors import PeerError, PeerRunError, RunError, UserError
+from grpo_eqx.distributed.store import Store
 
 T = TypeVar("T")
 
+_store: Store | None = None
 _LEAST_BYTES = 256
 _LONGEST_MESSAGE = 2000
 _LONGEST_FACT = 200
+
+
+def spare_devices() -> None:
+    """Has processes exchange data without their devices, from now on.
+
+    For runs in which some devices are busy with programs that the other processes do not call: an
+    exchange by devices would wait for them, and processes could call both in another order.
+    """
+    global _store
+    if _store is None and jax.process_count() > 1:
+        _store = Store()
 
 
 def gather_bytes(own: bytes) -> list[bytes]:
     """Gathers the bytes of every process, in the order of the processes."""
     if jax.process_count() == 1:
         return [own]
+    if _store is not None:
+        return _store.gather(own)
     lengths = _allgather(np.array([len(own)], np.int32)).reshape(-1)
     # The length is a power of two, because each shape compiles another program.
     padded = np.zeros(max(_LEAST_BYTES, 1 << int(lengths.max() - 1).bit_length()), np.uint8)
@@ -54,6 +69,11 @@ def gather_rows(own: np.ndarray) -> np.ndarray:
     parts = gather_bytes(np.ascontiguousarray(own).tobytes())
     shape = (-1, *own.shape[1:])
     return np.concatenate([np.frombuffer(part, own.dtype).reshape(shape) for part in parts])
+
+
+def bytes_from(process: int, own: bytes) -> bytes:
+    """Returns the bytes of a process, in every process; those of the others are not sent."""
+    return gather_bytes(own if jax.process_index() == process else b"-")[process]
 
 
 def own_share(number: int) -> slice:

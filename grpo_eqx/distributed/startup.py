@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import socket
 import sys
 import threading
 from collections import Counter
@@ -95,6 +96,8 @@ def join_processes(cfg: GRPOConfig) -> None:
 def _join(cluster: Cluster, timeout: float) -> None:
     # JAX's handler of SIGTERM would take the signal from the run's handler, and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
+    # CPUs send arrays to other processes by sockets, other devices by their links.
+    jax.config.update("jax_cross_host_transfer_socket_address", _own_address(cluster.coordinator))
     try:
         jax.distributed.initialize(
             cluster.coordinator,
@@ -115,6 +118,21 @@ def _join(cluster: Cluster, timeout: float) -> None:
             f"this process can no longer join the others ({error}): create the GRPOTrainer before "
             f"any array, or call grpo_eqx.distributed.initialize() first."
         ) from error
+
+
+def _own_address(coordinator: str) -> str:
+    """Returns `host:port` by which other processes can reach this one, with a port that is free."""
+    host, _, port = coordinator.rpartition(":")
+    family, kind, _, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        own = probe.getsockname()[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((own, 0))
+        free = probe.getsockname()[1]
+    return f"[{own}]:{free}" if family == socket.AF_INET6 else f"{own}:{free}"
 
 
 def check_devices() -> None:

@@ -22,6 +22,7 @@ from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
 from grpo_eqx.environments.rollout_func import FunctionSampler, RolloutFunc
 from grpo_eqx.environments.starts import Start, started, with_one_prompt
+from grpo_eqx.generation.pending import Ahead
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, Until
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
@@ -224,6 +225,13 @@ def make_acting(
             "router_replay is set, and tools, environments or a rollout_func are passed, whose "
             "tokens have no recorded experts: leave it off."
         )
+    acts = bool(environments) or rollout_func is not None
+    if acts and cfg.rollout_devices is not None and jax.process_count() > 1:
+        raise UserError(
+            f"rollout_devices is {cfg.rollout_devices}, and tools, environments or a rollout_func "
+            f"are passed: over {jax.process_count()} processes, all of them act and only some "
+            f"would sample; leave rollout_devices unset, or use one process."
+        )
     if rollout_func is not None and cfg.max_staleness:
         raise UserError(
             f"max_staleness is {cfg.max_staleness}, and a rollout_func is passed, which makes "
@@ -339,6 +347,9 @@ class _PendingDialogues(PendingSamples):
         if self._result is None:
             self._result = self._finished()
         return self._result
+
+    def in_background(self) -> PendingSamples:
+        return Ahead(self)
 
     def release(self) -> None:
         if self._is_carried:

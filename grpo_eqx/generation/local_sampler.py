@@ -17,6 +17,7 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Group, Trajectory
 from grpo_eqx.generation.engine import Generated, generate
 from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
+from grpo_eqx.generation.pending import Shared
 from grpo_eqx.generation.sampler import (
     PendingSamples,
     Responder,
@@ -155,6 +156,9 @@ class LocalSampler(Sampler):
             *np.array([group[0].address[:2] for group in groups], np.int32).T,
         )
         if has_turns:
+            processes = {device.process_index for device in self.mesh.devices.flat}
+            if jax.process_index() not in processes:
+                return Shared(None, trajectories, min(processes))
             assert not self.options.records_routes, "routes of several turns are not recorded"
             turns = self.turns(len(groups), num_generations)
             shapes = shapes_of(model, model.shardings(self.mesh))
@@ -168,6 +172,8 @@ class LocalSampler(Sampler):
             )  # fmt: skip
             if until is not None and self.options.keeps_caches:
                 self._carried = session
+            if len(processes) < jax.process_count():
+                return Shared(session, trajectories, min(processes))
             return session
         assert len({*steps}) == 1, "trajectories of one step are submitted together"
         key = self.key(len(groups), num_generations, width, sampling)

@@ -48,6 +48,8 @@ class Sampled(NamedTuple):
     """Experts that its routers chose, on the devices, where they are to be replayed."""
     acted: Acted | None = None
     """Dialogues of the completions, of samplers that act."""
+    ended: Sequence[int] = ()
+    """Numbers of completions in the order in which they ended, of samplers that stop early."""
 
 
 Until = Callable[[Sequence[int]], bool]
@@ -90,6 +92,16 @@ class PendingSamples(abc.ABC):
     @abc.abstractmethod
     def result(self) -> Sampled:
         """Waits until all of them have ended, and returns them."""
+
+    def in_background(self) -> "PendingSamples":
+        """Has the sampler go on while the caller does other things, and returns the completions.
+
+        A sampler whose devices work on their own does so in any case.
+        """
+        return self
+
+    def wait(self) -> None:  # noqa: B027
+        """Waits until nothing is done in the background any more; raises no error of it."""
 
     def release(self) -> None:  # noqa: B027
         """Says that the environments of the results are not looked at any more."""

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Int
 from grpo_eqx.data.trajectory import FinishReason, Trajectory
 from grpo_eqx.generation.engine import refill_at_least
 from grpo_eqx.generation.options import SamplerOptions
+from grpo_eqx.generation.pending import Ahead
 from grpo_eqx.generation.sampler import (
     PendingSamples,
     Responder,
@@ -23,7 +24,7 @@ from grpo_eqx.generation.slots import Slots
 from grpo_eqx.generation.turn_programs import Draws, TurnPrograms
 from grpo_eqx.generation.turns import CARRIED_AT_ONCE, TOKENS_AT_ONCE, Readers, Report
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.sharding.arrays import fetch, shard
+from grpo_eqx.sharding.arrays import fetch_own, shard
 
 
 class Kept(NamedTuple):
@@ -101,6 +102,8 @@ class Session(PendingSamples):
         """Slots that the next session may go on with, once this one has stopped early."""
         self._ended: list[int] = []
         """Completions that have ended, of which `until` has not been told."""
+        self._order: list[int] = []
+        """Completions of which it has been told."""
         layout = programs.layout
         self._stopping, self._draws = shard(options.stopping, layout.sharding()), draws
         self._pause_after = np.int32(refill_at_least(programs.num_slots))
@@ -150,13 +153,17 @@ class Session(PendingSamples):
             }
             self.kept = Kept(self._slots, held)
         del self._model, self._prompts, self._slots  # whoever keeps the session
-        return Sampled(self._trajectories, self._counts)
+        return Sampled(self._trajectories, self._counts, ended=self._order)
+
+    def in_background(self) -> PendingSamples:
+        return Ahead(self)
 
     def _are_enough(self) -> bool:
         """Returns whether enough completions have ended."""
-        ended, self._ended = self._ended, []
+        ended, self._ended = sorted(self._ended), []
+        self._order += ended
         if self._until is not None:
-            return self._until(sorted(ended))
+            return self._until(ended)
         return all(each.finish_reason is not None for each in self._trajectories)
 
     def _take_replies(self) -> None:
@@ -245,7 +252,7 @@ class Session(PendingSamples):
     def _take_report(self, report: Report) -> None:
         """Waits until decoding pauses, and hands the turns that ended to the responder."""
         self._report, table = None, self._table
-        live, lengths, finished, ids, logps, counts = fetch(report)
+        live, lengths, finished, ids, logps, counts = fetch_own(report)
         steps, slots, cache_share = counts
         num_drawn = 0
         for slot in np.argwhere(table.live).tolist():

@@ -23,7 +23,7 @@ from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.lora import Lora, linear_names, with_adapters
 from grpo_eqx.models.tensor_files import ADAPTER, open_file
-from grpo_eqx.sharding.arrays import fetch
+from grpo_eqx.sharding.arrays import fetch_to_main, shard
 
 CONFIG, WEIGHTS = "adapter_config.json", ADAPTER
 _PREFIX = "base_model.model."
@@ -140,7 +140,7 @@ class SavedAdapter:
                 return frozen[name]
             names = [_tensor_name(adapted, name, i) for i in range(leaf.shape[0])]
             stacked = np.stack([_turned(name, tensors[each]) for each in names]).astype(np.float32)
-            return jax.make_array_from_callback(leaf.shape, sharding, lambda i: stacked[i])
+            return shard(stacked, sharding)
 
         return jax.tree.map_with_path(load, adapted, adapted.trainable, adapted.shardings(mesh))
 
@@ -223,11 +223,14 @@ def save_adapter(model: CausalLM, folder: Path, base: str) -> None:
     - `folder`: the folder to write.
     - `base`: name or folder of the model beneath the adapter.
     """
-    tensors = {
-        _tensor_name(model, name, layer): np.ascontiguousarray(_turned(name, fetch(stack[layer])))
-        for name, stack in _stacks(model)
-        for layer in range(len(stack))
-    }
+    tensors = {}
+    for name, stack in _stacks(model):
+        for layer in range(len(stack)):
+            tensor = fetch_to_main(stack[layer])
+            if tensor is not None:
+                tensors[_tensor_name(model, name, layer)] = np.ascontiguousarray(
+                    _turned(name, tensor)
+                )
     if not is_main():
         return
     folder.mkdir(parents=True, exist_ok=True)

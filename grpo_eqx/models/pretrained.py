@@ -28,7 +28,7 @@ from grpo_eqx.models.lora import Lora, linear_names
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all
 from grpo_eqx.settings.embedded import EMBEDDED_FOLDER, EMBEDDED_MODEL
-from grpo_eqx.sharding.arrays import fetch, shard
+from grpo_eqx.sharding.arrays import fetch_to_main, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _FILE_BYTES = 5 * 10**9
@@ -240,7 +240,7 @@ def from_pretrained(
                 whole = np.stack([part.T if form.is_transposed else part for part in parts])
                 return whole.reshape(*map(len, numbers), *whole.shape[1:])
 
-            return jax.make_array_from_callback(leaf.shape, sharding, read)
+            return jax.make_array_from_callback(leaf.shape, sharding, read, dtype=dtype)
 
         return jax.tree.map_with_path(load, template, template.shardings(mesh))
 
@@ -268,7 +268,7 @@ def shard_model(
     copy = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), model)
     shardings = model.shardings(mesh)
     if jax.process_count() > 1:
-        return jax.tree.map(shard, fetch(copy), shardings)
+        return jax.tree.map(shard, jax.device_get(copy), shardings)
     return jax.device_put(copy, shardings)
 
 
@@ -347,8 +347,11 @@ class _Slot:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def read(self, dtype: np.dtype) -> np.ndarray:
-        part = fetch(self.array[self.index] if self.index else self.array)
+    def read(self, dtype: np.dtype) -> np.ndarray | None:
+        """Returns the tensor in process 0; all processes must call it."""
+        part = fetch_to_main(self.array[self.index] if self.index else self.array)
+        if part is None:
+            return None
         return np.ascontiguousarray((part.T if self.is_transposed else part).astype(dtype))
 
 
@@ -379,7 +382,11 @@ def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None
     arrays = {name: slot.read(dtype) for name, slot in slots.items()}
     if is_main():
         try:
-            save_file(arrays, path, metadata={"format": "pt"})
+            save_file(
+                {name: x for name, x in arrays.items() if x is not None},
+                path,
+                metadata={"format": "pt"},
+            )
         except SafetensorError as error:  # such as a full disk
             raise OSError(first_line(error)) from error
         path.chmod((path.parent / "config.json").stat().st_mode)  # safetensors: the owner's alone

@@ -19,7 +19,6 @@ from grpo_eqx.generation.routes import replaced
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import RewardRunner, Rewards
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
-from grpo_eqx.rollout.ahead import Ahead, Whole
 from grpo_eqx.rollout.in_flight import GroupsInFlight, staleness_of
 from grpo_eqx.rollout.rollout import Rollout, rewarded
 from grpo_eqx.settings.config import GRPOConfig
@@ -42,6 +41,20 @@ class _Started(NamedTuple):
     """Positions of its prompts in the data; `None` where they are known when it has ended."""
     pending: PendingSamples
     step: int
+
+
+def _never() -> bool:
+    return False
+
+
+class _Whole(PendingSamples):
+    """Completions that have ended before."""
+
+    def __init__(self, trajectories: list[Trajectory]):
+        self._trajectories = trajectories
+
+    def result(self) -> Sampled:
+        return Sampled(self._trajectories)
 
 
 class SamplingInterrupted(Exception):  # noqa: N818
@@ -88,7 +101,7 @@ class RolloutCollector:
         self._in_flight: GroupsInFlight | None = None
         self._carried: dict[str, np.ndarray] = {}
         self._step = self._num_waiting = 0
-        self._is_interrupted: Callable[[], bool] = lambda: False
+        self._is_interrupted: Callable[[], bool] = _never
 
     def start(self, state: TrainState) -> None:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
@@ -99,7 +112,8 @@ class RolloutCollector:
         """Waits for what is sampled ahead, if anything: `carried` then has it."""
         if self._started is not None and self.cfg.samples_ahead:
             assert self._in_flight is not None
-            self._in_flight.update(self._started.pending.result().trajectories)
+            made = self._started.pending.result()
+            self._in_flight.update(made.trajectories, made.ended)
             self._carried = self._in_flight.arrays()
 
     def __enter__(self) -> "RolloutCollector":
@@ -108,11 +122,11 @@ class RolloutCollector:
     def __exit__(self, *_: object) -> None:
         """Drops a rollout that was started and is not wanted any more."""
         self._is_interrupted = lambda: True
-        if self._started is not None and isinstance(self._started.pending, Ahead):
-            self._started.pending.join()
+        if self._started is not None:
+            self._started.pending.wait()
         self._started = self._in_flight = None
         self._carried = {}
-        self._is_interrupted = lambda: False
+        self._is_interrupted = _never
 
     def next(
         self,
@@ -135,13 +149,16 @@ class RolloutCollector:
         **Returns:** the rollout to learn from, and everything that was sampled for it. Raises
         `SamplingInterrupted` where the run is to end; `carried` then has all tokens so far.
         """
+        if self.cfg.rollout_devices is not None and jax.process_count() > 1:
+            # All processes are asked together, and not all of them sample.
+            is_interrupted = _never
         self._is_interrupted = is_interrupted
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
         started, self._started = self._started or self._start(state, 0), None
         self._step = started.step
         kept = self._sampled(started, clock)
-        self._is_interrupted = lambda: False  # what is taken now is in no checkpoint
+        self._is_interrupted = _never  # what is taken now is in no checkpoint
         if most == 1:
             self._start_ahead(state, 1, is_interrupted)
             on_sampled(kept)
@@ -232,7 +249,7 @@ class RolloutCollector:
         if self.cfg.max_staleness:
             step = state.step + steps_ahead
             pending = self._carry_on(state.next_batch + number, step, state.carried)
-            return _Started(None, Ahead(pending) if steps_ahead else pending, step)
+            return _Started(None, pending.in_background() if steps_ahead else pending, step)
         indices, P = self.prompts.indices(state.next_batch + number), self.cfg.prompts_per_step
         tokens = self.prompts.data.tokens
         trajectories = [
@@ -246,9 +263,7 @@ class RolloutCollector:
         )
         return _Started(indices, pending, state.step)
 
-    def _carry_on(
-        self, taken: int, step: int, carried: Mapping[str, np.ndarray]
-    ) -> PendingSamples:
+    def _carry_on(self, taken: int, step: int, carried: Mapping[str, np.ndarray]) -> PendingSamples:
         """Goes on with the groups in flight, and those that follow, until enough are whole.
 
         **Arguments:**
@@ -270,7 +285,7 @@ class RolloutCollector:
         self._in_flight.begin(taken, step - cfg.samples_ahead)
         trajectories, problems = self._in_flight.trajectories(), self.prompts.data.prompts
         if self._in_flight.are_enough(()):
-            return Whole(trajectories)
+            return _Whole(trajectories)
         return self.sampler.submit(
             trajectories,
             problems=[None if x is None else problems[x.index] for x in self._in_flight.places],
@@ -306,7 +321,7 @@ class RolloutCollector:
     def _taken(self, made: Sampled) -> Rollout:
         """Takes groups that are whole of those in flight."""
         assert self._in_flight is not None
-        self._in_flight.update(made.trajectories)
+        self._in_flight.update(made.trajectories, made.ended)
         if not self._in_flight.are_enough(()):
             self._carried = self._in_flight.arrays()
             raise SamplingInterrupted

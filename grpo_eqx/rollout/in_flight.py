@@ -7,9 +7,14 @@ import numpy as np
 from jaxtyping import Int
 
 from grpo_eqx.data.batches import PromptBatches
-from grpo_eqx.data.trajectory import Address, FinishReason, Group, Trajectory
-
-_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+from grpo_eqx.data.trajectory import (
+    Address,
+    Group,
+    Trajectory,
+    arrays_of,
+    joined,
+    with_arrays,
+)
 
 
 @dataclasses.dataclass
@@ -128,14 +133,24 @@ class GroupsInFlight:
                 self._whole.append(place)
         return len(self._chosen()) == self._prompts.batch_size
 
-    def update(self, trajectories: Sequence[Trajectory]) -> None:
-        """Replaces all completions by what they are now."""
+    def update(self, trajectories: Sequence[Trajectory], ended: Sequence[int] = ()) -> None:
+        """Replaces all completions by what they are now.
+
+        **Arguments:**
+
+        - `trajectories`: the completions.
+        - `ended`: completions that have ended, in that order, where `are_enough` was called in
+          other processes.
+        """
         G = self._num_generations
         for place, each in enumerate(self.places):
             if each is not None:
                 each.group = list(trajectories[place * G : (place + 1) * G])
-                if each.is_whole and place not in self._whole:
-                    self._whole.append(place)
+        new = dict.fromkeys(number // G for number in reversed(ended))
+        for place in [*reversed(new), *range(len(self.places))]:
+            group = self.places[place]
+            if group is not None and group.is_whole and place not in self._whole:
+                self._whole.append(place)
 
     def take(self) -> list[GroupInFlight]:
         """Takes `P` groups, in the order of their places."""
@@ -186,11 +201,7 @@ class GroupsInFlight:
             "orders": np.array([x.order for _, x in groups], np.int32).reshape(-1, 2),
             "whole": np.array(self._whole, np.int32),
             "begun": np.array([self._begun], np.int32),
-            "lengths": np.array([len(x) for x in each], np.int32),
-            "reasons": np.array([_REASONS.index(x.finish_reason) for x in each], np.int32),
-            "ids": _joined((x.ids for x in each), np.int32),
-            "sampler_logps": _joined((x.sampler_logps for x in each), np.float32),
-            "versions": _joined((x.versions for x in each), np.int32),
+            **arrays_of(each),
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], *, restarts: bool = False) -> None:
@@ -205,37 +216,22 @@ class GroupsInFlight:
         G, arrays = self._num_generations, {**nothing, **arrays}
         self._begun = int(arrays["begun"][0])
         self.places = [None] * len(self.places)
-        ends = np.cumsum(arrays["lengths"])[:-1]
-        ids, logps, versions = (
-            np.split(arrays[name], ends) for name in ("ids", "sampler_logps", "versions")
-        )
+        indices = arrays["indices"].tolist()
+        trajectories = [
+            Trajectory(self._prompts.data.tokens[index], Address(batch, row, sample))
+            for index, (batch, row) in zip(indices, arrays["orders"].tolist(), strict=True)
+            for sample in range(G)
+        ]
+        if not restarts:
+            trajectories = with_arrays(trajectories, arrays)
         for number, (place, index) in enumerate(
-            zip(arrays["places"].tolist(), arrays["indices"].tolist(), strict=True)
+            zip(arrays["places"].tolist(), indices, strict=True)
         ):
-            batch, row = arrays["orders"][number].tolist()
-            tokens = self._prompts.data.tokens[index]
-            self.places[place] = GroupInFlight(
-                index,
-                place,
-                [Trajectory(tokens, Address(batch, row, sample)) for sample in range(G)]
-                if restarts
-                else [
-                    Trajectory(
-                        tokens, Address(batch, row, sample), ids[n],
-                        np.ones(len(ids[n]), bool), logps[n], versions[n],
-                        _REASONS[int(arrays["reasons"][n])],
-                    )
-                    for sample in range(G)
-                    for n in [number * G + sample]
-                ],
-            )  # fmt: skip
+            group = trajectories[number * G : (number + 1) * G]
+            self.places[place] = GroupInFlight(index, place, group)
         self._whole = [] if restarts else arrays["whole"].tolist()
 
 
 def staleness_of(groups: Iterable[Group], step: int) -> Int[np.ndarray, " tokens"]:
     """Returns how many steps older each token is that the model wrote than the step."""
-    return step - _joined((each.versions[each.written] for x in groups for each in x), np.int32)
-
-
-def _joined(parts: Iterable[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *parts])
+    return step - joined((each.versions[each.written] for x in groups for each in x), np.int32)

@@ -9,7 +9,12 @@ import jax
 from grpo_eqx.checkpoint.run_moment import run_moment
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
-from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import (
+    assert_same_on_all_hosts,
+    least,
+    raise_on_all_hosts,
+    spare_devices,
+)
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import Lora, check_fits
@@ -73,6 +78,8 @@ class RunSpec:
         """
         mesh, of_rollouts = _build_mesh(cfg, passed), _rollout_mesh(cfg)
         check_hosts(mesh, of_rollouts or mesh)
+        if of_rollouts is not None:
+            spare_devices()
         _check_batches(cfg, mesh, of_rollouts or mesh, _rollout_sharding(cfg, passed))
         moment = run_moment(cfg)
 

@@ -52,8 +52,9 @@ def parse_size(text: str) -> int:
 
 
 def _attached_bytes(devices: Sequence[jax.Device]) -> int:
-    """Returns the usable bytes of this process's smallest device."""
+    """Returns the usable bytes of this process's smallest device, of others where it has none."""
     own = [device for device in devices if device.process_index == jax.process_index()]
+    own = own or jax.local_devices()
     if own[0].platform == "cpu":
         return _host_bytes() // max(Counter(d.process_index for d in devices).values())
     stats = [device.memory_stats() for device in own]

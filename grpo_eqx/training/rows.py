@@ -283,14 +283,16 @@ def _sharded_rows(packing: Packing, mesh: jax.sharding.Mesh, write: Callable[[sl
         return index[1].indices(R)[:2]
 
     own = set(map(bounds, sharding.addressable_devices_indices_map(shape).values()))
-    blocks = {each: write(slice(*each)) for each in sorted(own)}
+    # A process without any still has to know the shapes.
+    blocks = {each: write(slice(*each)) for each in sorted(own) or [(0, 1)]}
     leaves = {each: jax.tree.leaves(block) for each, block in blocks.items()}
     first, *_ = blocks.values()
 
     def sent(i: int, like: np.ndarray) -> Array:
         return jax.make_array_from_callback(
-            (*shape, *like.shape[2:]), sharding, lambda index: leaves[bounds(index)][i]
-        )
+            (*shape, *like.shape[2:]), sharding, lambda index: leaves[bounds(index)][i],
+            dtype=like.dtype,
+        )  # fmt: skip
 
     arrays = [sent(i, like) for i, like in enumerate(jax.tree.leaves(first))]
     return jax.tree.unflatten(jax.tree.structure(first), arrays)

@@ -108,6 +108,26 @@ def test_hosts_leave_a_run_that_carries_completions_over_unchanged(
         check_same(made, alone)
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_hosts_leave_a_run_unchanged_that_samples_on_other_devices(
+    pod: Any, small_model: Path, tmp_path: Path, max_staleness: int
+) -> None:
+    """Half of the hosts train, the others sample."""
+    settings: dict[str, Any] = {
+        "rollout_devices": 4, "max_completion_length": 24, "stop_strings": ["e"], "steps": 3,
+    }  # fmt: skip
+    if max_staleness:
+        settings |= {"max_staleness": max_staleness, "importance_sampling_mode": "token_truncate"}
+    (alone,), hosts = (
+        trained(
+            pod, small_model, tmp_path / name, devices, json.dumps(settings), ["auto/replicated"]
+        )
+        for name, devices in (("alone", [8]), ("hosts", [2, 2, 2, 2]))
+    )
+    for made in hosts:
+        check_same(made, alone)
+
+
 def check_same(made: Any, alone: Any) -> None:
     assert made["tokens"] == alone["tokens"]
     for metrics, expected in zip(made["history"], alone["history"], strict=True):
