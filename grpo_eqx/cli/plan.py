@@ -36,9 +36,10 @@ class _PlanFlags(Subcommand, abc.ABC):
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     compare: tuple[str, ...] | None = None
-    """Topologies, rollout shardings or sizes of micro-batches to plan side by side: --compare v6e-8
-    v6e-16, --compare replicated tensor:4, --compare 2 4 8. The plans that
-    fit come first in the table, the cheapest first, or without a price the fastest."""
+    """Topologies, rollout shardings, sizes of micro-batches or devices that train and that sample,
+    to plan side by side: --compare v6e-8 v6e-16, --compare replicated tensor:4, --compare 2 4 8,
+    --compare v6e-16 8+8. The plans that fit come first in the table, the cheapest first, or
+    without a price the fastest."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     expected_completion_length: PositiveInt | None = None
@@ -50,6 +51,9 @@ class _PlanFlags(Subcommand, abc.ABC):
     expected_observation_length: PositiveInt | None = None
     """Tokens that the model reads between two turns, on average, such as the answers of tools. They
     count among the tokens of a completion. Needs expected_turns above 1."""
+    expected_longest_completion: PositiveInt | None = None
+    """Tokens of a step's longest completion, on average, for which a step waits without
+    max_staleness. None: between expected_completion_length and max_completion_length."""
     price_per_device_hour: PositiveFloat | None = None
     """Price of a TPU chip or GPU for an hour. Plans then have the cost of 1,000 steps."""
     json: Path | None = None
@@ -113,7 +117,7 @@ class Plan(ConfigFlags, _PlanFlags):
 
         numbers = Asked(
             self.expected_completion_length, self.expected_turns, self.expected_observation_length,
-            self.price_per_device_hour,
+            self.price_per_device_hour, self.expected_longest_completion,
         )  # fmt: skip
         numbers.check_turns()
         if self.search != "max_completion_length":

@@ -96,8 +96,10 @@ def join_processes(cfg: GRPOConfig) -> None:
 def _join(cluster: Cluster, timeout: float) -> None:
     # JAX's handler of SIGTERM would take the signal from the run's handler, and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
-    # CPUs send arrays to other processes by sockets, other devices by their links.
-    jax.config.update("jax_cross_host_transfer_socket_address", _own_address(cluster.coordinator))
+    if "cpu" in (jax.config.jax_platforms or ""):  # type: ignore[attr-defined]
+        # CPUs send arrays to those of other processes by sockets, other devices by their links.
+        address = _own_address(cluster.coordinator)
+        jax.config.update("jax_cross_host_transfer_socket_address", address)
     try:
         jax.distributed.initialize(
             cluster.coordinator,

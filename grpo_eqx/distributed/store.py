@@ -31,10 +31,10 @@ class Store:
             lengths = struct.pack(f"<{count}Q", *map(len, parts))
             self._client.key_value_set_bytes(_whole(number), lengths + b"".join(parts))
         whole = self._wait_for(_whole(number))
-        # Whoever takes part in this exchange has what the one before it left, but for its own end.
-        for key in [_part(number - 2, index), *([_whole(number - 2)] if index == 0 else [])]:
-            if number >= 2:
-                self._client.key_value_delete(key)
+        if number > 0:  # all have read the values before, or they would not take part in this
+            self._client.key_value_delete(_part(number - 1, index))
+            if index == 0:
+                self._client.key_value_delete(_whole(number - 1))
         start = 8 * count
         parts = []
         for length in struct.unpack(f"<{count}Q", whole[:start]):

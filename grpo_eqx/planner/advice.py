@@ -5,7 +5,7 @@ import math
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.turn_programs import DECODE
 from grpo_eqx.models.cost import WeightCost
-from grpo_eqx.planner.make_plan import SAMPLING
+from grpo_eqx.planner.make_plan import UPDATING
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.step_time import Resource
@@ -23,7 +23,7 @@ def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
     """
     if program in (GENERATE, DECODE):
         return _for_decoding(bound_by, plan)
-    if program in SAMPLING:
+    if program not in UPDATING:
         return None
     return _for_micro_batches(program, bound_by, plan)
 

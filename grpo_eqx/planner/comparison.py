@@ -1,6 +1,7 @@
 """Plans of a run for several topologies, or with several values of a setting, side by side."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -15,7 +16,11 @@ from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.settings.types import closest
 from grpo_eqx.sharding.layout_report import readable_bytes
 
-_KINDS = "topologies, rollout shardings (replicated, tensor:2, ...) or sizes of micro-batches"
+_KINDS = (
+    "topologies, rollout shardings (replicated, tensor:2, ...), sizes of micro-batches, or devices "
+    "that train and sample (8+8)"
+)
+_SPLIT = re.compile(r"(\d+)\+(\d+)")
 
 
 class Variant(NamedTuple):
@@ -31,7 +36,8 @@ def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
 
     **Arguments:**
 
-    - `names`: topologies, rollout shardings, or sizes of micro-batches.
+    - `names`: topologies, rollout shardings, sizes of micro-batches, or devices that train and
+      sample.
     - `topology`: the topology to plan for, where a name is not one itself.
 
     Raises `UserError` for any other name, and for names of which some would be planned for this
@@ -59,6 +65,14 @@ def _variant(name: str, topology: str) -> Variant:
     shardings = get_args(RolloutShardingName)
     if name in shardings or name.startswith("tensor"):
         return Variant(topology, {"rollout_sharding": name})
+    if split := _SPLIT.fullmatch(name):
+        total = sum(map(int, split.groups()))
+        if topology != LOCAL and total != described_slice(topology).chips:
+            raise UserError(
+                f"compare has {name}, of {total} devices, and {topology} has "
+                f"{described_slice(topology).chips}: name as many, those that train first."
+            )
+        return Variant(topology, {"rollout_devices": int(split[2])})
     if name.isdecimal():
         return Variant(topology, {MICRO_BATCH: int(name)})
     if name != LOCAL:
@@ -100,7 +114,7 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
     for name, plan in in_order(plans):
         table.add_row(
             name,
-            f"{plan.num_devices}",
+            shown_devices(plan),
             f"{readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.hbm_bytes)}",
             "yes" if plan.fits else "no",
             plan.rollout_sharding.partition(": ")[0],
@@ -108,6 +122,13 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
             style=None if plan.fits else "red",
         )
     return table
+
+
+def shown_devices(plan: Plan) -> str:
+    """Returns the number of devices, as `8+8` where some train and the others sample."""
+    if not plan.rollout_devices:
+        return f"{plan.num_devices}"
+    return f"{plan.num_devices - plan.rollout_devices}+{plan.rollout_devices}"
 
 
 def auto_sizes(plans: Mapping[str, Plan]) -> str:

@@ -1,28 +1,25 @@
 """Makes the plan of a run on given devices: compiles every program of the run."""
 
+import dataclasses
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+import jax
+
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.generation.local_sampler import GENERATE
-from grpo_eqx.generation.turn_programs import (
-    ADMIT,
-    DECODE,
-    EXTEND,
-    PREFILL,
-    REREAD,
-    SLOTS,
-    WEIGHTS,
-)
-from grpo_eqx.planner.compiled_program import compile_program
+from grpo_eqx.generation.sent_weights import SEND
+from grpo_eqx.planner.compiled_program import CompiledProgram, compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram, is_evaluation
-from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips, Turns
+from grpo_eqx.planner.routes import route_finder
+from grpo_eqx.planner.trips import Decoding, MicroBatches, Once, Trips, Turns
+from grpo_eqx.planner.work import Level, Work
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.programs import Programs, make_programs
 from grpo_eqx.run.spec import RunSpec
-from grpo_eqx.run.to_compile import EVALUATE, run_programs
+from grpo_eqx.run.to_compile import EVALUATE, SAMPLING, SENT_WEIGHTS, run_programs
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE
@@ -35,12 +32,10 @@ SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
     "loss_backend", "optimizer", "max_num_seqs", "rollout_dtype", "kv_cache_dtype",
     "rollout_sharding", "mesh", "remat", "beta", "num_iterations", "steps_per_generation",
-    "lora_rank", "load_in_8bit", "router_replay",
+    "lora_rank", "load_in_8bit", "router_replay", "max_staleness",
 )  # fmt: skip
 """Settings of the run that a plan reports."""
-SAMPLING = (GENERATE, WEIGHTS, PREFILL, SLOTS, DECODE, EXTEND, REREAD, ADMIT)
-"""Programs that complete prompts, of which a run has the first or the others."""
-TRAINING = (*SAMPLING, SCORE, SCORE_REFERENCE, UPDATE)
+TRAINING = (SEND, *SAMPLING, SCORE, SCORE_REFERENCE, UPDATE)
 """Programs of a step, in the order in which they are shown."""
 UPDATING = (SCORE, SCORE_REFERENCE, UPDATE)
 """Programs that run in micro-batches."""
@@ -63,33 +58,38 @@ def make_plan(
 
     Raises `UserError` where the mesh, the batches or the model do not fit the devices.
     """
-    mesh = run.mesh(target.devices)
-    programs = make_programs(run, mesh)
+    mesh, rollout_mesh = run.mesh(target.devices), run.rollout_mesh(target.devices)
+    programs = make_programs(run, mesh, rollout_mesh=rollout_mesh)
     state = state_shapes(run, programs.updater)
     resident = {
         "parameters": bytes_per_device(state.model),
         "optimizer_state": bytes_per_device(state.opt_state),
         "reference_model": bytes_per_device(state.reference),
     }
+    on_rollout_devices = {}
+    if rollout_mesh is not None:
+        sent = bytes_per_device(programs.sampler.shapes_of_weights(state.model))
+        on_rollout_devices = {SENT_WEIGHTS: sent}
     layout = programs.sampler.layout(*run.sampled_shape)
     scores = run.passes.num_scores(run.cfg)
-    runs = {**dict.fromkeys(SAMPLING, 1), **scores, UPDATE: run.cfg.updates_per_step}
+    runs = {SEND: 1, **dict.fromkeys(SAMPLING, 1), **scores, UPDATE: run.cfg.updates_per_step}
     planned: dict[str, PlannedProgram] = {}
     plan = Plan(
         topology=target.name,
         device_kind=target.device_kind,
-        num_devices=mesh.size,
+        num_devices=mesh.size + (0 if rollout_mesh is None else rollout_mesh.size),
         num_hosts=len({device.process_index for device in target.devices}),
         model=run.cfg.model,
         mesh=dict(mesh.shape),
         rollout_sharding=layout.why,
+        rollout_devices=0 if rollout_mesh is None else rollout_mesh.size,
         micro_batch_size=run.micro_batch_size(mesh),
         rows=programs.update_rows,
         settings=_settings(run),
         prompt_length=run.prompts.train,
         prompt_length_known=run.prompts.known,
         hbm_bytes=target.usable_bytes,
-        resident=resident,
+        resident=resident | on_rollout_devices,
         programs=planned,
         peaks=device_peaks(target.device_kind),
     )
@@ -105,12 +105,18 @@ def make_plan(
                 raise
             say(f"no evaluation is planned: {error}")  # training can do without one
             break
+        of_mesh, held = mesh, resident
+        if rollout_mesh is not None and (evaluates or program.name in SAMPLING):
+            of_mesh, held = rollout_mesh, on_rollout_devices
+        compiled = compile_program(
+            lowered, target, list(of_mesh.devices.flat), begin=partial(say, compiling)
+        )
+        if rollout_mesh is not None and program.name == SEND:
+            compiled = _with_sent(compiled, on_rollout_devices[SENT_WEIGHTS], mesh, rollout_mesh)
         planned[program.name] = PlannedProgram(
-            compiled=compile_program(
-                lowered, target, list(mesh.devices.flat), begin=partial(say, compiling)
-            ),
-            elsewhere_bytes=sum(resident.values())
-            - sum(resident[x] for x in program.arguments)
+            compiled=compiled,
+            elsewhere_bytes=sum(held.values())
+            - sum(held[x] for x in program.arguments)
             + bytes_per_device(program.beside()),
             runs=runs.get(program.name, 0),
             trips=_trips(program.name, run, programs),
@@ -121,6 +127,18 @@ def make_plan(
     in_order += [name for name in planned if is_evaluation(name)]
     planned.update({name: planned.pop(name) for name in in_order})
     return plan
+
+
+def _with_sent(
+    compiled: CompiledProgram,
+    num_bytes: int,
+    training: jax.sharding.Mesh,
+    rollout: jax.sharding.Mesh,
+) -> CompiledProgram:
+    """Adds what each device that samples receives of one that trains, once the program has run."""
+    route, hops = route_finder([training.devices.flat[0], rollout.devices.flat[0]])([0, 1])
+    sent = Level((), Work(received={route: float(num_bytes)}, hops=hops))
+    return dataclasses.replace(compiled, levels=(*compiled.levels, sent))
 
 
 def _settings(run: RunSpec) -> dict[str, Any]:
@@ -139,6 +157,8 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     repeats = run.model.num_attention_heads // run.model.num_key_value_heads
     if is_evaluation(name):
         return None
+    if name == SEND:
+        return Once()
     if name not in SAMPLING:
         batch, rows = run.rollout_shape, programs.rollout_rows
         if name == UPDATE:

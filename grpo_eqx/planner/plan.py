@@ -11,7 +11,7 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.step_time import ProgramTime, Rates, StepTime, program_time
 from grpo_eqx.planner.trips import Expected, Trips
-from grpo_eqx.run.to_compile import EVALUATE
+from grpo_eqx.run.to_compile import EVALUATE, SAMPLING
 from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.tracking.device_links import link_rates
 from grpo_eqx.tracking.device_peaks import DevicePeaks
@@ -122,11 +122,17 @@ class Asked(NamedTuple):
     expected_observation_length: int | None = None
     """Tokens that the model reads between two turns."""
     price_per_device_hour: float | None = None
+    expected_longest_completion: int | None = None
+    """Tokens of a step's longest completion, on average; `None`: between the mean and
+    `max_completion_length`."""
 
     def expected(self, longest: int) -> Expected:
         """Returns what completions of up to `longest` tokens are like, on average."""
         length = self.expected_completion_length or longest
-        return Expected(length, self.expected_turns, self.expected_observation_length or 0)
+        return Expected(
+            length, self.expected_turns, self.expected_observation_length or 0,
+            self.expected_longest_completion,
+        )  # fmt: skip
 
     def check_turns(self) -> None:
         """Raises `UserError` for turns without what is read between them, and the reverse."""
@@ -150,6 +156,13 @@ class Asked(NamedTuple):
                 f"expected_completion_length is {length}: it must be from 1 to "
                 f"max_completion_length, which is {longest}."
             )
+        greatest = self.expected_longest_completion
+        if greatest is not None and not expected.length <= greatest <= longest:
+            raise UserError(
+                f"expected_longest_completion is {greatest}: it must be from "
+                f"expected_completion_length, which is {expected.length}, to "
+                f"max_completion_length, which is {longest}."
+            )
         if expected.drawn < expected.turns:
             raise UserError(
                 f"expected_turns is {expected.turns} and expected_observation_length is "
@@ -166,12 +179,15 @@ class Plan:
     """A TPU type or grid, or `local`."""
     device_kind: str
     num_devices: int
+    """Devices that train or sample."""
     num_hosts: int
     model: str
     mesh: Mapping[str, int]
     """Sizes of `dp`, `fsdp` and `tp`."""
     rollout_sharding: str
     """Name of the strategy, and the reason for it."""
+    rollout_devices: int
+    """Devices that sample and do not train; 0 where all do both."""
     settings: Mapping[str, Any]
     """Settings of the run that its memory depends on most."""
     micro_batch_size: int
@@ -185,7 +201,8 @@ class Plan:
     hbm_bytes: int
     """Bytes that programs can use."""
     resident: Mapping[str, int]
-    """Bytes resident throughout, by name: `parameters`, `optimizer_state`, `reference_model`."""
+    """Bytes resident throughout, by name: `parameters`, `optimizer_state`, `reference_model`; on
+    devices that only sample, `sent_weights`."""
     programs: Mapping[str, PlannedProgram]
     """Programs of a training step, in order: `generate`, or `prefill`, `slots`, `decode`, `extend`
     and `admit` where completions have several turns, `score` (the model, before its updates),
@@ -254,7 +271,12 @@ class Plan:
             return None
         known = {name: each for name, each in known.items() if each.parts}  # the others never run
         price = self.asked.price_per_device_hour
-        return StepTime(known, None if price is None else price * self.num_devices / 3600)
+        ahead = self.rollout_devices > 0 and self.settings["max_staleness"] > 0
+        return StepTime(
+            known,
+            None if price is None else price * self.num_devices / 3600,
+            frozenset(SAMPLING) if ahead else frozenset(),
+        )
 
     def for_asked(self, asked: Asked) -> "Plan":
         """Returns the plan with times and cost for other lengths, turns and prices.

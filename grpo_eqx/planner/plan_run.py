@@ -14,12 +14,12 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.tpu_slices import larger_slices
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.planner.devices import Target, described_slice, find_target
-from grpo_eqx.planner.make_plan import SAMPLING, TRAINING, UPDATING, Say, make_plan
+from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Plan
 from grpo_eqx.planner.search import MICRO_BATCH, largest_micro_batch, search, settled
 from grpo_eqx.run.passed import Passed
 from grpo_eqx.run.spec import RunSpec
-from grpo_eqx.run.to_compile import EVALUATE
+from grpo_eqx.run.to_compile import EVALUATE, SAMPLING
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks, measured_peaks

@@ -14,6 +14,7 @@ from grpo_eqx.planner.advice import advice
 from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.step_time import Part, ProgramTime, StepTime
 from grpo_eqx.planner.trips import Range
+from grpo_eqx.run.to_compile import SENT_WEIGHTS
 from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.tracking.safe_console import safe_console
 
@@ -57,6 +58,8 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
         (plan.model, "bold"),
         f" on {plan.topology}: {plan.num_devices} x {plan.device_kind} on {hosts}, mesh {axes}",
     )
+    if plan.rollout_devices:
+        yield Text(f"{plan.rollout_devices} of them sample, the others train", style="dim")
     if plan.num_devices > 1:
         yield Text(f"rollout sharding {plan.rollout_sharding}", style="dim")
     settings = ", ".join(
@@ -69,12 +72,15 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield Text(f"prompts of up to {plan.prompt_length} tokens ({source})", style="dim")
     yield Text(_micro_batches(plan), style="dim")
     yield _memory(plan)
-    resident = (
+    resident = ", ".join(
         f"{readable_bytes(size)} of {name.replace('_', ' ')}"
         for name, size in plan.resident.items()
-        if size
+        if size and name != SENT_WEIGHTS
     )
-    yield Text(f"Resident on each device throughout: {', '.join(resident)}.\n", style="dim")
+    if plan.rollout_devices:
+        sent = readable_bytes(plan.resident[SENT_WEIGHTS])
+        resident = f"{resident}; on those that sample, {sent} of the weights"
+    yield Text(f"Resident on each device throughout: {resident}.\n", style="dim")
     yield _buffers(plan.programs)
     if any(program.compiled.exchanges for program in plan.programs.values()):
         yield _exchanges(plan.programs)
@@ -249,6 +255,9 @@ def _times(plan: Plan, time: StepTime) -> Table:
         if len(program.parts) > 1:
             table.add_row("", "all", "", "", "", "", _seconds(program.total))
         table.add_section()
+    if time.ahead:
+        table.add_row("sampling, ahead", "", "", "", "", "", _seconds(time.sampling))
+        table.add_row("training, meanwhile", "", "", "", "", "", _seconds(time.training))
     table.add_row("step", "", "", "", "", "", _seconds(time.total), style="bold")
     return table
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from grpo_eqx.generation.sent_weights import SEND
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.trips import Expected, Range, Repeats, Trips, open_loops
 from grpo_eqx.planner.work import Level, Loop, Work
@@ -237,11 +238,25 @@ class StepTime:
     programs: Mapping[str, ProgramTime]
     cost_per_second: float | None
     """Price of all devices; `None` where no price was given."""
+    ahead: frozenset[str] = frozenset()
+    """Programs that other devices run meanwhile, for the next step."""
 
     @property
     def total(self) -> Range:
         """Seconds of a step."""
-        return sum_of([each.total for each in self.programs.values()])
+        ahead, others = self.sampling, self.training
+        return Range(max(ahead.least, others.least), max(ahead.most, others.most))
+
+    @property
+    def sampling(self) -> Range:
+        """Seconds of the programs that run `ahead`, which wait for the weights."""
+        ahead = {SEND, *self.ahead} if self.ahead else {}
+        return sum_of([x.total for name, x in self.programs.items() if name in ahead])
+
+    @property
+    def training(self) -> Range:
+        """Seconds of the other programs."""
+        return sum_of([x.total for name, x in self.programs.items() if name not in self.ahead])
 
     def cost(self, steps: int) -> Range | None:
         """Returns the cost of `steps` steps."""

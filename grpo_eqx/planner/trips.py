@@ -50,6 +50,14 @@ class Expected(NamedTuple):
     turns: int = 1
     observation_length: int = 0
     """Tokens that the model reads between two turns."""
+    longest: int | None = None
+    """Tokens of a step's longest completion; `None` where that is not known."""
+
+    def longest_range(self, max_length: int) -> Range:
+        """Returns the bounds of a step's longest completion, of at most `max_length` tokens."""
+        if self.longest is None:
+            return Range(self.length, max_length)
+        return Range(self.longest, self.longest)
 
     @property
     def drawn(self) -> int:
@@ -131,6 +139,8 @@ class Trips(abc.ABC):
     def from_json(fields: Mapping[str, Any]) -> "Trips":
         """Inverts `to_json`."""
         own: dict[str, Any] = dict(fields)
+        if not own:
+            return Once()
         if "decoding" in own:
             decoding = Trips.from_json(own.pop("decoding"))
             assert isinstance(decoding, Decoding)
@@ -147,7 +157,8 @@ class Decoding(Trips):
     """The loops of `generate`: tokens, refills, blocks of keys, and attention of the prompts.
 
     Each range has two ends: all completions have the mean length, or one of them has the greatest
-    length, which is then the number of tokens that its slot decodes.
+    length, which is then the number of tokens that its slot decodes. Where the length of a step's
+    longest completion is known, it takes the place of both.
     """
 
     num_completions: int
@@ -162,22 +173,22 @@ class Decoding(Trips):
     """Parts of the slots' caches, each of which has a loop over its blocks."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
-        first, scope, length = path[0], path[-1].scope, expected.length
+        first, scope = path[0], path[-1].scope
         if scope in (ATTENTION, QUERY_BLOCKS, BLOCK_PAIRS):
             return self.of_prompts(path, paths)
         if scope == REFILLS:
-            return Repeats("each refill", self.refills(length))
+            return Repeats("each refill", self.refills(expected))
         in_queue = first.scope == REFILLS
         if in_queue:
-            decoded = self._in_queue(length)
+            decoded = self._in_queue(expected)
         elif first.scope == TOKENS:
             whole = next(each[0] for each in paths if each and each[0].scope == TOKENS)
-            decoded = self._at_the_end(length, fewer_slots=first != whole)
+            decoded = self._at_the_end(expected, fewer_slots=first != whole)
         else:
             return None
         if scope == CACHE_BLOCKS:
             # Each block costs the same, so the parts may share them equally.
-            blocks = self.blocks(length, in_queue=in_queue).times(1 / self.cache_parts)
+            blocks = self.blocks(expected, in_queue=in_queue).times(1 / self.cache_parts)
             return Repeats("each block of keys", decoded.times.times(blocks))
         return decoded if scope == TOKENS else None
 
@@ -193,29 +204,33 @@ class Decoding(Trips):
         share = float(visible.mean())
         return Repeats("prompts' attention", Range(share, share))
 
-    def _in_queue(self, length: int) -> Repeats:
+    def _in_queue(self, expected: Expected) -> Repeats:
         turns = self.num_completions / self.num_slots - 1
-        times = Range(turns * length, math.ceil(turns) * self.max_length)
-        return Repeats("each token in turn", times)
+        most = math.ceil(turns) * expected.longest_range(self.max_length).most
+        return Repeats("each token in turn", Range(turns * expected.length, most))
 
-    def refills(self, length: int) -> Range:
+    def refills(self, expected: Expected) -> Range:
         turns = self.num_completions / self.num_slots - 1
         at_least = refill_at_least(self.num_slots // self.num_shards)
         most = (self.num_completions - self.num_slots) / at_least
-        return Range(turns, max(turns, min(most, self._in_queue(length).times.most)))
+        return Range(turns, max(turns, min(most, self._in_queue(expected).times.most)))
 
-    def _at_the_end(self, length: int, *, fewer_slots: bool) -> Repeats:
+    def _at_the_end(self, expected: Expected, *, fewer_slots: bool) -> Repeats:
         if fewer_slots:
             # It is faster: at best all completions end together, at worst nothing shrinks.
             return Repeats("each token in fewer slots", Range(0.0, 0.0))
-        return Repeats("each token", Range(length, self.max_length))
+        longest = expected.longest_range(self.max_length)
+        # The longest may have been among the first that slots were given.
+        least = longest.least if self.num_slots == self.num_completions else expected.length
+        return Repeats("each token", Range(least, longest.most))
 
-    def blocks(self, length: int, *, in_queue: bool) -> Range:
-        most = math.ceil(self.max_length / CACHE_BLOCK)
-        return Range(
-            _mean_blocks(length, CACHE_BLOCK),
-            most if in_queue else _mean_blocks(self.max_length, CACHE_BLOCK),
-        )
+    def blocks(self, expected: Expected, *, in_queue: bool) -> Range:
+        longest = expected.longest_range(self.max_length)
+        if in_queue:
+            most = math.ceil(longest.most / CACHE_BLOCK)
+            return Range(_mean_blocks(expected.length, CACHE_BLOCK), most)
+        # Each step reads as many blocks as the longest completion has.
+        return Range(*(_mean_blocks(int(length), CACHE_BLOCK) for length in longest))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -224,6 +239,17 @@ class Decoding(Trips):
 def _mean_blocks(length: int, size: int) -> float:
     """Returns how many blocks a completion reads on average, of those of its first tokens."""
     return float(np.ceil(np.arange(1, length + 1) / size).mean())
+
+
+@dataclasses.dataclass(frozen=True)
+class Once(Trips):
+    """A program without open loops."""
+
+    def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +276,7 @@ class Turns(Trips):
         if self.program == REREAD:
             return Repeats("each read", self._rereads(expected))
         if self.program == ADMIT:
-            return Repeats("each refill", self.decoding.refills(expected.length))
+            return Repeats("each refill", self.decoding.refills(expected))
         return Repeats("once", ONCE)
 
     def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
@@ -269,10 +295,11 @@ class Turns(Trips):
         if scope == ROW_BLOCKS:
             size = blocks_of_row(cache_length_of(self.decoding.max_length)) * CACHE_BLOCK
             rows = self.decoding.num_slots / self.decoding.num_shards
-            lengths = expected.length, self.decoding.max_length
+            longest = expected.longest_range(self.decoding.max_length).most
+            lengths = expected.length, int(longest)
             of_rows = Range(*(rows * _mean_blocks(length, size) for length in lengths))
             return Repeats("each read of a row's keys", times.times(of_rows))
-        blocks = self.decoding.blocks(expected.length, in_queue=True)
+        blocks = self.decoding.blocks(expected, in_queue=True)
         blocks = blocks.times(1 / self.decoding.cache_parts)
         return Repeats("each block of keys", times.times(blocks))
 
@@ -281,8 +308,11 @@ class Turns(Trips):
         rounds = self.decoding.num_completions / self.decoding.num_slots
         if self.is_carried:
             return Range(rounds * expected.drawn, rounds * expected.drawn)
-        longest = self.decoding.max_length - expected.num_read
-        return Range(rounds * expected.drawn, math.ceil(rounds) * longest)
+        least, most = expected.longest_range(self.decoding.max_length)
+        return Range(
+            max(rounds * expected.drawn, least - expected.num_read),
+            math.ceil(rounds) * (most - expected.num_read),
+        )
 
     def _pauses(self, expected: Expected) -> Range:
         steps, turns = self._steps(expected), self.decoding.num_completions * expected.turns
@@ -297,7 +327,8 @@ class Turns(Trips):
     def _rereads(self, expected: Expected) -> Range:
         """Returns how often slots read what they carry over: on average half a completion."""
         reads = self.decoding.num_slots / self.num_readers / CARRIED_AT_ONCE
-        return Range(reads * expected.length / 2, reads * self.decoding.max_length / 2)
+        most = expected.longest_range(self.decoding.max_length).most
+        return Range(reads * expected.length / 2, reads * most / 2)
 
     @property
     def _pause_after(self) -> int:

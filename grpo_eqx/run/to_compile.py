@@ -9,7 +9,16 @@ from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.routes import Routes, shapes_of_routes
 from grpo_eqx.generation.sent_weights import SEND
-from grpo_eqx.generation.turn_programs import WEIGHTS, reads_of
+from grpo_eqx.generation.turn_programs import (
+    ADMIT,
+    DECODE,
+    EXTEND,
+    PREFILL,
+    REREAD,
+    SLOTS,
+    WEIGHTS,
+    reads_of,
+)
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.programs import Programs
 from grpo_eqx.run.spec import RunSpec
@@ -18,6 +27,9 @@ from grpo_eqx.training.rows import Rows, shapes_of_rows
 from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE, SCORE_SHARE
 from grpo_eqx.training.updater import UPDATE
 
+SAMPLING = (GENERATE, WEIGHTS, PREFILL, SLOTS, DECODE, EXTEND, REREAD, ADMIT)
+"""Programs that complete prompts, of which a run has the first or the others."""
+SENT_WEIGHTS = "sent_weights"
 EVALUATE, EVALUATE_SAMPLES = "evaluate", "evaluate_samples"
 _MOST_COMPLETIONS = 128
 
@@ -51,7 +63,7 @@ def run_programs(
 
     def kept() -> Any:
         """Returns the shapes of what sampling keeps on the devices between two steps."""
-        if cfg.carried_caches != "keep":
+        if cfg.carried_caches != "keep" or programs.sampler.sender is not None:
             return None
         weights = programs.sampler.shapes_of_weights(state.model)
         return programs.sampler.turns(*run.sampled_shape).shapes_of_slots(weights, width)
@@ -115,19 +127,20 @@ def _sampling(
 ) -> Iterator[RunProgram]:
     """Yields the programs that complete a batch, in the order of their use."""
     sampler = programs.sampler
+    owner = "parameters" if sampler.sender is None else SENT_WEIGHTS
     model = sampler.shapes_of_weights(state_shapes(run, programs.updater).model)
     batch = num_prompts, num_generations, prompt_width, sampling or sampler.options.sampling
     if not run.acts and not is_carried:
         yield RunProgram(
             GENERATE,
             lambda: sampler.lower(model, *batch),
-            ("parameters",),
+            (owner,),
             key=sampler.key(*batch),
         )
         return
     reads = reads_of(responds=run.acts, is_carried=is_carried)
     for each in sampler.turns(num_prompts, num_generations).to_compile(model, *batch[2:], reads):
-        arguments = ("parameters",) if each.key.program == WEIGHTS else ()
+        arguments = (owner,) if each.key.program == WEIGHTS else ()
         yield RunProgram(each.key.program, each.lower, arguments, each.beside, each.key)
 
 

@@ -127,6 +127,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         model="tiny",
         mesh={"dp": 1, "fsdp": 1, "tp": 1},
         rollout_sharding="legacy",
+        rollout_devices=0,
         settings={name: getattr(_DEFAULTS, name) for name in SETTINGS},
         micro_batch_size=2,
         rows=rows,

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.devices import find_target
-from grpo_eqx.planner.make_plan import SAMPLING, make_plan
+from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.planner.step_time import Rates
 from grpo_eqx.tracking.device_links import link_rates

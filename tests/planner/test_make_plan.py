@@ -14,14 +14,14 @@ from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.cost import token_flops, update_flops
 from grpo_eqx.planner import plan_config
 from grpo_eqx.planner.devices import local_target
-from grpo_eqx.planner.make_plan import SAMPLING, make_plan
+from grpo_eqx.planner.make_plan import TRAINING, make_plan
 from grpo_eqx.planner.plan import Asked, Plan
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates
 from grpo_eqx.planner.trips import Expected
 from grpo_eqx.planner.work import work_levels
 from grpo_eqx.run.programs import make_programs
-from grpo_eqx.run.to_compile import run_programs
+from grpo_eqx.run.to_compile import SAMPLING, run_programs
 from grpo_eqx.sharding import RolloutLayout, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
@@ -126,6 +126,34 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
     buffers = plan.programs["update"].compiled.buffers
     assert [b.num_bytes for b in buffers] == sorted((b.num_bytes for b in buffers), reverse=True)
     assert any(buffer.source.startswith("decoder.py:") for buffer in buffers)
+
+
+@pytest.mark.slow
+def test_devices_that_sample_hold_no_optimizer(tiny_run) -> None:
+    """Other devices get the weights, and work meanwhile where completions may be a step old."""
+    ahead = {"max_staleness": 1, "importance_sampling_mode": "token_truncate"}
+    run = tiny_run(rollout_devices=4, **ahead)
+    target = local_target(jax.devices()[:8])
+    plan = make_plan(run, target, quiet, only=TRAINING)
+    assert list(plan.programs) == ["send", "generate", "update"]
+    assert (plan.num_devices, plan.rollout_devices, plan.mesh["fsdp"]) == (8, 4, 4)
+    weights, own = plan.resident["sent_weights"], plan.programs
+    assert plan.resident["parameters"] <= weights < 1.3 * plan.resident["parameters"]
+    assert own["generate"].elsewhere_bytes == 0
+    assert own["send"].elsewhere_bytes == plan.resident["optimizer_state"]
+    sent = own["send"].compiled.levels[-1].work.received
+    assert sum(sent.values()) == weights
+    plan = dataclasses.replace(plan, peaks=DevicePeaks(1e11, 1e10))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    time, taking_turns = (
+        x.step_time
+        for x in (plan, dataclasses.replace(plan, settings={**plan.settings, "max_staleness": 0}))
+    )
+    assert time.total.least == max(time.sampling.least, time.training.least)
+    send = time.programs["send"].total
+    both = time.sampling.plus(time.training)
+    assert taking_turns.total.least == pytest.approx(both.least - send.least)
+    assert "4 of them sample, the others train" in str(plan)
 
 
 @pytest.mark.slow

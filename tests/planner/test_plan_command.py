@@ -166,6 +166,7 @@ def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
             "error: compare and search exclude each other",
         ),
         (["--compare"], "error: compare has no names: give topologies, rollout shardings"),
+        (["--topology", "v6e-8", "--compare", "8+8"], "error: compare has 8+8, of 16 devices"),
         (["--compare", "v6e-8", "tensr:3"], "error: unknown TPU type 'tensr:3'"),  # no guess
         (["--compare", "tensr:2"], "error: compare has 'tensr:2': did you mean tensor:2?"),
         (["--compare", "8", "auto"], "error: compare has auto, a rollout sharding there, beside"),

@@ -43,10 +43,15 @@ BLOCKS = loop("blocks", CACHE_BLOCKS)
 
 
 def repeats(
-    trips: Trips, *paths: tuple[Loop, ...], length: int, turns: int = 1, observation: int = 0
+    trips: Trips,
+    *paths: tuple[Loop, ...],
+    length: int,
+    turns: int = 1,
+    observation: int = 0,
+    longest: int | None = None,
 ) -> list[Range]:
     levels = [Level(path, Work()) for path in paths]
-    found = trips.repeats(levels, Expected(length, turns, observation))
+    found = trips.repeats(levels, Expected(length, turns, observation, longest))
     return [found[tuple(each for each in path if each.trips is None)].times for path in paths]
 
 
@@ -84,6 +89,24 @@ def test_slots_that_are_refilled_decode_in_turns() -> None:
     assert tokens == Range(3 * 256, 3 * 512)
     assert blocks == Range(3 * 256 * 1.5, 3 * 512 * 4)
     assert last == Range(256, 512)
+
+
+def test_the_longest_completion_decides_where_it_is_known() -> None:
+    own = {"length": 256, "longest": 400}
+    tokens, blocks = repeats(decoding(64), (TOKENS,), (TOKENS, LAYERS, BLOCKS), **own)
+    assert tokens == Range(400, 400)
+    assert blocks.least == blocks.most
+    in_turn, last = repeats(decoding(16), (QUEUE, TOKENS), (LAST,), **own)
+    assert in_turn == Range(3 * 256, 3 * 400)
+    assert last == Range(256, 400)
+    (tokens,) = repeats(turns("decode", 64), (TOKENS,), **own)
+    assert tokens == Range(400, 400)
+
+
+def test_slots_that_carry_completions_over_never_wait_for_the_longest() -> None:
+    carried = dataclasses.replace(turns("decode", 16), is_carried=True)
+    (tokens,) = repeats(carried, (TOKENS,), length=256, longest=400)
+    assert tokens == Range(4 * 256, 4 * 256)
 
 
 def turns(program: str, num_slots: int) -> Turns:
