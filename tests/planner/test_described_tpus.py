@@ -9,6 +9,7 @@ from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.planner.step_time import Rates
+from grpo_eqx.run.to_compile import SAMPLING
 from grpo_eqx.tracking.device_links import link_rates
 
 pytestmark = pytest.mark.topology
