@@ -3,6 +3,7 @@
     python scripts/kill_loop.py --kills 100
     python scripts/kill_loop.py --kills 30 --processes 4
     python scripts/kill_loop.py --kills 60 --max-staleness 2
+    python scripts/kill_loop.py --kills 20 --max-staleness 2 --processes 2 --rollout-devices 1
 
 Each time, SIGKILL hits at a random moment: while the processes start, or within one of their first
 steps. With several processes it hits one of them, all of them, or their launcher, in turn. Nothing
@@ -50,6 +51,8 @@ class Settings:
     """Model to train."""
     max_staleness: int = 0
     """Steps over which completions go on."""
+    rollout_devices: int | None = None
+    """Processes that sample while the others train, each with one device."""
     seed: int = 0
     """Seed of the moments."""
 
@@ -84,6 +87,8 @@ class Run:
                 "max-staleness": settings.max_staleness, "max-completion-length": 40,
                 "max-num-seqs": 4, "importance-sampling-mode": "token_truncate",
             }  # fmt: skip
+        if settings.rollout_devices is not None:
+            flags["rollout-devices"] = settings.rollout_devices
         pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
         python = [sys.executable, "-m", "grpo_eqx.cli.main"]
         self.command = [*python, "train", *sum(pairs, ())]

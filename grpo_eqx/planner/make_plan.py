@@ -10,6 +10,7 @@ import jax
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.sent_weights import SEND
+from grpo_eqx.generation.turn_programs import REREAD
 from grpo_eqx.planner.compiled_program import CompiledProgram, compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram, is_evaluation
@@ -73,6 +74,8 @@ def make_plan(
     layout = programs.sampler.layout(*run.sampled_shape)
     scores = run.passes.num_scores(run.cfg)
     runs = {SEND: 1, **dict.fromkeys(SAMPLING, 1), **scores, UPDATE: run.cfg.updates_per_step}
+    if run.cfg.carried_caches == "keep":
+        runs[REREAD] = 0  # resumed runs alone read what is carried over
     planned: dict[str, PlannedProgram] = {}
     plan = Plan(
         topology=target.name,

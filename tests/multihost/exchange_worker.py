@@ -18,6 +18,7 @@ from grpo_eqx.distributed.exchange import (
     gather_rows,
     own_share,
     raise_on_all_hosts,
+    spare_devices,
 )
 from grpo_eqx.distributed.startup import initialize, is_main
 from grpo_eqx.sharding.arrays import fetch, shard
@@ -97,12 +98,29 @@ def disagreement_is_named() -> None:
         )
 
 
+def arrays_of_some_processes_are_known_to_all() -> None:
+    """And those of others get there."""
+    devices, half = np.array(jax.devices()), jax.device_count() // 2
+    whole = np.random.default_rng(0).normal(size=(2 * half, 8))
+    for dtype in (jnp.float32, jnp.bfloat16):
+        shardings = [
+            jax.NamedSharding(jax.sharding.Mesh(of_half, ("a",)), jax.P("a"))
+            for of_half in (devices[half:], devices[:half])
+        ]
+        x = shard(whole.astype(dtype), shardings[0])
+        np.testing.assert_array_equal(fetch({"x": x})["x"], whole.astype(dtype))
+        np.testing.assert_array_equal(fetch(jax.device_put(x, shardings[1])), whole.astype(dtype))
+
+
 if __name__ == "__main__":
     initialize()
     all_devices_of_the_host_are_this_process()
-    bytes_of_any_length()
-    counters_beyond_32_bits()
-    shares_of_any_number()
-    whole_arrays_on_any_mesh()
-    failures_of_one_are_failures_of_all()
-    disagreement_is_named()
+    for _ in range(2):
+        bytes_of_any_length()
+        counters_beyond_32_bits()
+        shares_of_any_number()
+        whole_arrays_on_any_mesh()
+        failures_of_one_are_failures_of_all()
+        disagreement_is_named()
+        spare_devices()
+    arrays_of_some_processes_are_known_to_all()
