@@ -454,7 +454,8 @@ class GRPOTrainer:
             try:
                 kept, made = self.rollouts.next(
                     self.state, clock, lambda rollout: self._learner.begin(self.state, rollout),
-                    checkpoints.are_interrupted,
+                    checkpoints.is_asked_to_stop if cfg.samples_ahead
+                    else checkpoints.are_interrupted,
                 )  # fmt: skip
             except SamplingInterrupted:
                 self.state = dataclasses.replace(self.state, carried=self.rollouts.carried())
@@ -495,7 +496,8 @@ class GRPOTrainer:
                 )  # fmt: skip
             clock.skip(profiler.end())
             if is_evaluated or checkpoints.saves or events.ends:
-                self._settle()
+                self.rollouts.settle(stops=checkpoints.stops)
+                self.state = dataclasses.replace(self.state, carried=self.rollouts.carried())
             # Last, so that a checkpoint's step has all of its records.
             clock.skip(events.evaluate_and_save(metrics))
             compiled = CompilationCounter()
@@ -569,7 +571,8 @@ class GRPOTrainer:
                 sampler, problems, tokens, Draws(float(temperature)),
                 # Few sizes, as each compiles programs of its own.
                 batch_size=evaluation_rows(
-                    max(_FEWEST_PROMPTS, 1 << (len(tokens) - 1).bit_length()), 1, self.mesh.size
+                    max(_FEWEST_PROMPTS, 1 << (len(tokens) - 1).bit_length()), 1,
+                    self.sampler.mesh.size,
                 ),
                 max_prompt_length=self.cfg.max_prompt_length, track=_TRACK,
             )  # fmt: skip
@@ -781,11 +784,6 @@ class GRPOTrainer:
             carried=self.rollouts.carried(),
         )
         self._sync_reference()
-
-    def _settle(self) -> None:
-        """Waits for what is sampled ahead, which a checkpoint holds and an evaluation waits for."""
-        self.rollouts.settle()
-        self.state = dataclasses.replace(self.state, carried=self.rollouts.carried())
 
     def _sync_reference(self) -> None:
         """Moves the reference model towards the policy, where that is due after this step."""

@@ -1,5 +1,7 @@
 """Runs that sample on other devices than those that train."""
 
+import itertools
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from grpo_eqx import Callback, Event, GRPOConfig, GRPOTrainer, Response, UserError
+from grpo_eqx.common.errors import EXIT_PREEMPTED
 from grpo_eqx.loop.fit_result import FitResult
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.rollout.in_flight import GroupsInFlight
@@ -156,6 +159,57 @@ def test_a_resumed_run_ends_with_the_model_of_an_unbroken_one(
     expected, found = (model_of(tmp_path / name) for name in ("unbroken", "broken"))
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2], ids=["whole batches", "carried over"])
+def test_a_run_that_is_to_end_does_not_wait_for_what_is_sampled_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    """It keeps the tokens so far where completions go on from step to step."""
+    call, steps = Updater.__call__, itertools.count(1)
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(steps) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return call(*arguments)
+
+    monkeypatch.setattr(Updater, "__call__", interrupted)
+    settings = {**AHEAD, "max_staleness": max_staleness, "rollout_devices": 4, "steps": 5}
+    cfg = settings_of(tmp_path, **settings)
+    first = GRPOTrainer(cfg)
+    with pytest.raises(SystemExit) as ended:
+        first.fit()
+    assert ended.value.code == EXIT_PREEMPTED
+    assert first.state.step == 2
+    assert ("ids" in first.state.carried) == (max_staleness == 2)
+    result = GRPOTrainer(cfg).fit()
+    assert [metrics["step"] for metrics in result.history] == [1, 2, 3, 4, 5]
+    assert max(metrics["staleness/max"] for metrics in result.history) <= max_staleness
+
+
+def test_fresh_prompts_replace_groups_that_teach_nothing(tmp_path: Path) -> None:
+    settings = {"dynamic_sampling": True, "max_generation_batches": 3, "rollout_devices": 4}
+    _, result = fitted(tmp_path, **AHEAD, **settings)
+    batches = [x["dynamic_sampling/num_generation_batches"] for x in result.history]
+    assert max(batches) > 1
+    assert [x["staleness/max"] for x in result.history][1:] == [1] * (STEPS - 1)
+
+
+def test_callbacks_may_evaluate_and_generate_while_the_next_step_is_sampled(tmp_path: Path) -> None:
+    texts = list[list[str]]()
+
+    class Asks(Callback):
+        def on_step_end(self, event: Event) -> None:
+            texts.append(list(event.run.generate(["What is 3 plus 4?"])))
+            event.run.evaluate()
+
+    settings = {"learning_rate": 1e-30, "prompts_per_step": 12, "rollout_devices": 6}
+    seen = Seen()
+    cfg = settings_of(tmp_path / "asks", **AHEAD, **settings)
+    GRPOTrainer(cfg, reward_funcs={"seen": seen}, callbacks=[Asks()]).fit()
+    assert texts == texts[:1] * STEPS
+    settings |= {"rollout_devices": None, "mesh": "2,2,2"}
+    assert seen.ids == fitted(tmp_path / "same", **settings)[0]
 
 
 def model_of(folder: Path) -> dict[str, np.ndarray]:

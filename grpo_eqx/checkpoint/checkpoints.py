@@ -304,6 +304,13 @@ class Checkpoints:
             self._saves = self._stops = True
         return self._stops
 
+    def is_asked_to_stop(self) -> bool:
+        """Returns whether this process has been asked to stop, which it then does after its step.
+
+        Other than `are_interrupted`, it changes nothing, and any thread may call it.
+        """
+        return self._requested.received
+
     def save_next(self) -> None:
         """Has `after_step` save, whether it is due or not."""
         self._saves = True
@@ -360,9 +367,12 @@ class Checkpoints:
         raise Preempted
 
     def wait(self) -> None:
-        """Waits until everything is written."""
+        """Waits until everything is written, also by other processes."""
         assert self._store is not None  # entered
-        self._store.wait()
+        if self._processes is None:
+            self._store.wait()
+        else:
+            raise_on_all_hosts(self._store.wait)
 
     def describe_last(self) -> str:
         """Describes the newest checkpoint in a sentence."""

@@ -143,6 +143,7 @@ class Plan(ConfigFlags, _PlanFlags):
             planned = {name: pool.submit(plan_of, each) for name, each in asked.items()}
             for name, plan in planned.items():
                 try:
+                    asked[name].check(name, plan.result())
                     plans[name] = plan.result().for_asked(numbers)
                 except UserError as error:
                     refused[name] = error

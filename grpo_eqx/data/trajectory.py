@@ -138,6 +138,8 @@ def with_arrays(
     trajectories: Sequence[Trajectory], arrays: Mapping[str, np.ndarray]
 ) -> list[Trajectory]:
     """Returns prompts with what a sampler has added to them, from `arrays_of`."""
+    if not trajectories:
+        return []
     ends = np.cumsum(arrays["lengths"])[:-1]
     parts = (np.split(arrays[name], ends) for name in ("ids", "sampler_logps", "versions"))
     return [

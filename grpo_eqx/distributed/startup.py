@@ -26,6 +26,7 @@ REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
 START_TIMEOUT = "GRPO_EQX_START_TIMEOUT"
 """Environment variable for the seconds that a launcher's processes may take to start."""
 _START_SECONDS = 30.0
+_SEND_SECONDS = 24 * 3600
 _LEAVE_SECONDS = 10.0
 """Seconds that a failed process waits for the others to end too."""
 HEARTBEAT_SECONDS = 30
@@ -89,6 +90,8 @@ def join_processes(cfg: GRPOConfig) -> None:
         **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
         "the code of grpo_eqx": code_fingerprint(),
     }
+    if cfg.rollout_devices is not None and not jax.distributed.is_initialized():
+        _prepare_to_send()
     initialize(facts, require_processes=cfg.require_processes, timeout=cfg.start_timeout)
     check_devices()  # for a single process
 
@@ -96,10 +99,6 @@ def join_processes(cfg: GRPOConfig) -> None:
 def _join(cluster: Cluster, timeout: float) -> None:
     # JAX's handler of SIGTERM would take the signal from the run's handler, and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
-    if "cpu" in (jax.config.jax_platforms or ""):  # type: ignore[attr-defined]
-        # CPUs send arrays to those of other processes by sockets, other devices by their links.
-        address = _own_address(cluster.coordinator)
-        jax.config.update("jax_cross_host_transfer_socket_address", address)
     try:
         jax.distributed.initialize(
             cluster.coordinator,
@@ -120,6 +119,16 @@ def _join(cluster: Cluster, timeout: float) -> None:
             f"this process can no longer join the others ({error}): create the GRPOTrainer before "
             f"any array, or call grpo_eqx.distributed.initialize() first."
         ) from error
+
+
+def _prepare_to_send() -> None:
+    """Lets devices send arrays to those of other processes: CPUs by sockets, others by links."""
+    cluster = find_cluster()
+    if cluster is not None:
+        address = _own_address(cluster.coordinator)
+        jax.config.update("jax_cross_host_transfer_socket_address", address)
+        # One side may be busy for long; the watchdog ends runs that hang.
+        jax.config.update("jax_cross_host_transfer_timeout_seconds", _SEND_SECONDS)
 
 
 def _own_address(coordinator: str) -> str:

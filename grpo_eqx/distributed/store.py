@@ -8,7 +8,8 @@ import jax
 from jax._src import distributed
 
 _TIMEOUT_MS = 60_000
-"""Milliseconds of one wait, after which it waits again: processes that are gone end the run."""
+"""Milliseconds of one wait. There is another after it, as often as it takes: where a process is
+gone, JAX ends the others."""
 
 
 class Store:

@@ -14,7 +14,7 @@ from grpo_eqx.generation.sampler import PendingSamples, Sampled, SamplingCounts
 
 
 class Ahead(PendingSamples):
-    """Completions that a thread of their own waits for, which has the sampler go on meanwhile."""
+    """Completions that a thread waits for, so that sampling goes on while the caller does, too."""
 
     def __init__(self, pending: PendingSamples):
         self._pending = pending

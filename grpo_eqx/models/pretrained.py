@@ -28,7 +28,7 @@ from grpo_eqx.models.lora import Lora, linear_names
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all
 from grpo_eqx.settings.embedded import EMBEDDED_FOLDER, EMBEDDED_MODEL
-from grpo_eqx.sharding.arrays import fetch_to_main, shard
+from grpo_eqx.sharding.arrays import fetch_own, fetch_to_main, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _FILE_BYTES = 5 * 10**9
@@ -268,7 +268,7 @@ def shard_model(
     copy = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), model)
     shardings = model.shardings(mesh)
     if jax.process_count() > 1:
-        return jax.tree.map(shard, jax.device_get(copy), shardings)
+        return jax.tree.map(shard, fetch_own(copy), shardings)
     return jax.device_put(copy, shardings)
 
 

@@ -20,7 +20,7 @@ _KINDS = (
     "topologies, rollout shardings (replicated, tensor:2, ...), sizes of micro-batches, or devices "
     "that train and sample (8+8)"
 )
-_SPLIT = re.compile(r"(\d+)\+(\d+)")
+_SPLIT = re.compile(r"([1-9]\d*)\+([1-9]\d*)")
 
 
 class Variant(NamedTuple):
@@ -29,6 +29,16 @@ class Variant(NamedTuple):
     topology: str
     changes: Mapping[str, Any]
     """Settings that are not the run's."""
+    num_devices: int | None = None
+    """Devices that the topology must have; `None` for any number."""
+
+    def check(self, name: str, plan: Plan) -> None:
+        """Raises `UserError` for the plan of a topology with another number of devices."""
+        if self.num_devices not in (None, plan.num_devices):
+            raise UserError(
+                f"compare has {name}, of {self.num_devices} devices, and {self.topology} has "
+                f"{plan.num_devices}: name as many, those that train first."
+            )
 
 
 def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
@@ -67,12 +77,7 @@ def _variant(name: str, topology: str) -> Variant:
         return Variant(topology, {"rollout_sharding": name})
     if split := _SPLIT.fullmatch(name):
         total = sum(map(int, split.groups()))
-        if topology != LOCAL and total != described_slice(topology).chips:
-            raise UserError(
-                f"compare has {name}, of {total} devices, and {topology} has "
-                f"{described_slice(topology).chips}: name as many, those that train first."
-            )
-        return Variant(topology, {"rollout_devices": int(split[2])})
+        return Variant(topology, {"rollout_devices": int(split[2])}, total)
     if name.isdecimal():
         return Variant(topology, {MICRO_BATCH: int(name)})
     if name != LOCAL:

@@ -102,15 +102,24 @@ class RolloutCollector:
         self._carried: dict[str, np.ndarray] = {}
         self._step = self._num_waiting = 0
         self._is_interrupted: Callable[[], bool] = _never
+        self._is_dropped = False
 
     def start(self, state: TrainState) -> None:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
         if not self.cfg.samples_ahead:
             self._started = self._start(state, 0)
 
-    def settle(self) -> None:
-        """Waits for what is sampled ahead, if anything: `carried` then has it."""
+    def settle(self, *, stops: bool = False) -> None:
+        """Waits for what is sampled ahead, if anything: `carried` then has it.
+
+        **Arguments:**
+
+        - `stops`: whether the run is to end soon. Nothing is waited for that cannot stop early,
+          which a resumed run draws anew.
+        """
         if self._started is not None and self.cfg.samples_ahead:
+            if stops and not self._stops_early:
+                return
             assert self._in_flight is not None
             made = self._started.pending.result()
             self._in_flight.update(made.trajectories, made.ended)
@@ -121,12 +130,22 @@ class RolloutCollector:
 
     def __exit__(self, *_: object) -> None:
         """Drops a rollout that was started and is not wanted any more."""
-        self._is_interrupted = lambda: True
-        if self._started is not None:
+        if self._started is not None and jax.process_count() == 1:
+            self._is_dropped = True
             self._started.pending.wait()
         self._started = self._in_flight = None
-        self._carried = {}
+        self._carried, self._is_dropped = {}, False
         self._is_interrupted = _never
+
+    @property
+    def _stops_early(self) -> bool:
+        """Whether sampling can stop before enough groups are whole, with all tokens so far.
+
+        Of environments, nothing would be left. Several processes would have to agree, of which not
+        all sample where sampling has devices of its own.
+        """
+        alone = self.cfg.rollout_devices is None or jax.process_count() == 1
+        return self.cfg.carried_steps > 0 and not self._acts and alone
 
     def next(
         self,
@@ -144,23 +163,24 @@ class RolloutCollector:
         - `on_sampled`: called once, with what the step learns from, as soon as that is known:
           without dynamic sampling before it is rewarded, so that devices compute meanwhile.
         - `is_interrupted`: returns whether the run is to end; asked while completions are sampled
-          that a later run can go on with.
+          that a later run can go on with, in a thread where they are sampled ahead.
 
         **Returns:** the rollout to learn from, and everything that was sampled for it. Raises
         `SamplingInterrupted` where the run is to end; `carried` then has all tokens so far.
         """
-        if self.cfg.rollout_devices is not None and jax.process_count() > 1:
-            # All processes are asked together, and not all of them sample.
-            is_interrupted = _never
         self._is_interrupted = is_interrupted
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
-        started, self._started = self._started or self._start(state, 0), None
+        started = self._started = self._started or self._start(state, 0)
         self._step = started.step
         kept = self._sampled(started, clock)
+        self._started = None
         self._is_interrupted = _never  # what is taken now is in no checkpoint
-        if most == 1:
+        # Environments are free for other completions once they have rewarded theirs.
+        starts_early = most == 1 and not self._acts
+        if starts_early:
             self._start_ahead(state, 1, is_interrupted)
+        if most == 1:
             on_sampled(kept)
         kept = self._rewarded(kept, started, clock)
         made, number = kept, 1
@@ -169,8 +189,9 @@ class RolloutCollector:
             fresh = self._rewarded(self._sampled(started, clock), started, clock)
             kept, made = self._replaced(kept, fresh), made.joined(fresh)
             number += 1
-        if most > 1:
+        if not starts_early:
             self._start_ahead(state, number, is_interrupted)
+        if most > 1:
             on_sampled(kept)
         return kept, made
 
@@ -296,10 +317,9 @@ class RolloutCollector:
     def _are_enough(self, ended: Sequence[int]) -> bool:
         """Notes completions that have ended; returns whether sampling is to stop."""
         assert self._in_flight is not None
-        if self._in_flight.are_enough(ended):
+        if self._is_dropped or self._in_flight.are_enough(ended):
             return True
-        # Of environments, nothing would be left.
-        return not self._acts and self._is_interrupted()
+        return self._stops_early and self._is_interrupted()
 
     @phase("rollout")
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:

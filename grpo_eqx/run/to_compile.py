@@ -63,7 +63,10 @@ def run_programs(
 
     def kept() -> Any:
         """Returns the shapes of what sampling keeps on the devices between two steps."""
-        if cfg.carried_caches != "keep" or programs.sampler.sender is not None:
+        if programs.sampler.sender is not None:
+            # What is being sent, of which each device has as much as it arrives as.
+            return programs.sampler.shapes_of_weights(state.model) if cfg.samples_ahead else None
+        if cfg.carried_caches != "keep":
             return None
         weights = programs.sampler.shapes_of_weights(state.model)
         return programs.sampler.turns(*run.sampled_shape).shapes_of_slots(weights, width)

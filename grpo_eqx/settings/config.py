@@ -319,9 +319,9 @@ class GRPOConfig:
     stay in place and devices decode the same completions (maxtext). auto: the fastest that fits, by
     an estimate."""
     rollout_devices: PositiveInt | None = None
-    """Devices of the run that sample, of whole hosts, while the others train. With max_staleness,
-    they sample during updates. Weights are sent from device to device, once per step. None: all
-    devices do both."""
+    """Devices of the run that sample while the others train; on several hosts half of them, whole
+    hosts each. With max_staleness, they sample during updates. Weights are sent from device to
+    device, once per step. None: all devices do both."""
     require_processes: PositiveInt | None = None
     """Number of processes, one per host, that the run requires to start. None: as many as its
     launcher or environment reports."""

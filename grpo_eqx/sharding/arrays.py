@@ -24,7 +24,8 @@ def shard(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 def fetch(tree: Any) -> Any:
     """Returns device arrays as NumPy arrays, whole on every host; all processes must call it.
 
-    All arrays are on devices of the same processes.
+    All leaves are arrays on devices, and on devices of the same processes. The results may be
+    read-only.
     """
     leaves, treedef = jax.tree.flatten(tree)
     own = {device.process_index for x in leaves[:1] for device in x.sharding.device_set}

@@ -182,7 +182,7 @@ def rollout_mesh(
     that trains.
     """
     parts = math.gcd(len(training), len(rollout))
-    return _mesh_of(np.array(rollout, dtype=object).reshape(-1, parts, 1))
+    return _mesh_of(_grid((len(rollout) // parts, parts, 1), rollout))
 
 
 def opposite(training: jax.sharding.Mesh, rollout: jax.sharding.Mesh) -> jax.sharding.Mesh:

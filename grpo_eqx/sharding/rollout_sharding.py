@@ -66,7 +66,7 @@ def _check_axes(layout: RolloutLayout, mesh: jax.sharding.Mesh, where: str) -> N
     own = layout.mesh
     if list(own.devices.flat) != list(mesh.devices.flat) or not set(AXES) <= set(own.axis_names):
         raise UserError(
-            f"{where} returned another mesh: it must have the devices of the training mesh, in "
+            f"{where} returned another mesh: it must have the devices of the mesh that it gets, in "
             f"that order, and axes {', '.join(AXES)} and any others."
         )
     sharing = () if layout.sharing is None else layout.sharing

@@ -28,7 +28,7 @@ class MemoryGauge:
     def meet(self) -> None:
         """Measures in all processes, which must call this together. A single process does nothing.
 
-        The exchange is a program on the devices, so it waits for all work that they were given.
+        Where the exchange is a program on the devices, it waits for all work that they were given.
         """
         if jax.process_count() > 1:
             self._of_all = np.fmax.reduce(gather_rows(np.array([self._own()]))).tolist()

@@ -93,3 +93,17 @@ def test_dialogues_are_those_of_a_synchronous_run_and_waits_hold_no_step(
     assert not set(list(found)[:P]) & Quiz.slow
     assert all(metrics["tools/num_lost"] == 0 for metrics in result.history)
     assert 0 < max(metrics["staleness/max"] for metrics in result.history) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_staleness", [1, 2])
+def test_dialogues_go_on_while_a_step_trains_on_other_devices(
+    settings: dict[str, Any], tmp_path: Path, max_staleness: int
+) -> None:
+    expected, _ = played(settings, tmp_path / "synchronous")
+    found, result = played(
+        settings, tmp_path / "ahead", max_staleness=max_staleness, rollout_devices=4,
+        importance_sampling_mode="token_truncate",
+    )  # fmt: skip
+    assert found == expected
+    assert 0 < max(metrics["staleness/max"] for metrics in result.history) <= max_staleness
