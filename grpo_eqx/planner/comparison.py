@@ -34,11 +34,7 @@ class Variant(NamedTuple):
 
     def check(self, name: str, plan: Plan) -> None:
         """Raises `UserError` for the plan of a topology with another number of devices."""
-        if self.num_devices not in (None, plan.num_devices):
-            raise UserError(
-                f"compare has {name}, of {self.num_devices} devices, and {self.topology} has "
-                f"{plan.num_devices}: name as many, those that train first."
-            )
+        _check_devices(name, self, plan.num_devices)
 
 
 def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
@@ -77,7 +73,10 @@ def _variant(name: str, topology: str) -> Variant:
         return Variant(topology, {"rollout_sharding": name})
     if split := _SPLIT.fullmatch(name):
         total = sum(map(int, split.groups()))
-        return Variant(topology, {"rollout_devices": int(split[2])}, total)
+        variant = Variant(topology, {"rollout_devices": int(split[2])}, total)
+        if topology != LOCAL:
+            _check_devices(name, variant, described_slice(topology).chips)
+        return variant
     if name.isdecimal():
         return Variant(topology, {MICRO_BATCH: int(name)})
     if name != LOCAL:
@@ -88,6 +87,14 @@ def _variant(name: str, topology: str) -> Variant:
         except UserError as error:
             raise UserError(f"{error} compare takes {_KINDS}.") from error
     return Variant(name, {})
+
+
+def _check_devices(name: str, variant: Variant, number: int) -> None:
+    if variant.num_devices not in (None, number):
+        raise UserError(
+            f"compare has {name}, of {variant.num_devices} devices, and {variant.topology} has "
+            f"{number}: name as many, those that train first."
+        )
 
 
 def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:

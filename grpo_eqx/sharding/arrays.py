@@ -14,8 +14,9 @@ def shard(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 
     def one(x: Any) -> jax.Array:
         whole = np.asarray(x)
+        dtype = jax.dtypes.canonicalize_dtype(whole.dtype)
         return jax.make_array_from_callback(
-            whole.shape, sharding, lambda index: whole[index], dtype=whole.dtype
+            whole.shape, sharding, lambda index: whole[index], dtype=dtype
         )
 
     return jax.tree.map(one, tree)

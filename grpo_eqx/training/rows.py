@@ -291,7 +291,7 @@ def _sharded_rows(packing: Packing, mesh: jax.sharding.Mesh, write: Callable[[sl
     def sent(i: int, like: np.ndarray) -> Array:
         return jax.make_array_from_callback(
             (*shape, *like.shape[2:]), sharding, lambda index: leaves[bounds(index)][i],
-            dtype=like.dtype,
+            dtype=jax.dtypes.canonicalize_dtype(like.dtype),
         )  # fmt: skip
 
     arrays = [sent(i, like) for i, like in enumerate(jax.tree.leaves(first))]
