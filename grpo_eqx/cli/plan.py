@@ -36,9 +36,9 @@ class _PlanFlags(Subcommand, abc.ABC):
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     compare: tuple[str, ...] | None = None
-    """Topologies, layouts or sizes of micro-batches to plan side by side: --compare v6e-8 v6e-16, or
-    replicated tensor:4, or 8+8 (devices that train and that sample), or 2 4 8. Plans that fit come
-    first, the cheapest first, or without a price the fastest."""
+    """Topologies, layouts or sizes of micro-batches to plan side by side: --compare v6e-8 v6e-16,
+    or replicated tensor:4, or 8+8 (devices that train and that sample), or 2 4 8. Plans that fit
+    come first, the cheapest first, or without a price the fastest."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     expected_completion_length: PositiveInt | None = None
