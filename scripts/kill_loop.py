@@ -125,7 +125,7 @@ class Run:
         ]
         if victim == "one process" and processes:
             doomed = [chance.choice(processes)]
-        elif victim == "all processes":
+        elif victim == "all processes" and processes:
             doomed = processes
         else:
             doomed = [started.pid]
