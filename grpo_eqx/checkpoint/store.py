@@ -217,6 +217,13 @@ class CheckpointStore:
         }
         if self._manager is None:
             return
+        if jax.process_count() > 1:  # Orbax takes what one process has alone as NumPy's
+            arrays = {
+                name: jax.device_get(x)
+                if isinstance(x, jax.Array) and x.is_fully_addressable
+                else x
+                for name, x in arrays.items()
+            }
         with self._explained():
             saves = self._manager.save(
                 state.step,

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from grpo_eqx.data.trajectory import Group
 from grpo_eqx.models.causal_attention import Visible
-from grpo_eqx.sharding.arrays import shard
+from grpo_eqx.sharding.arrays import nowhere, shard
 from grpo_eqx.sharding.rules import BATCH_AXES
 from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
@@ -289,10 +289,13 @@ def _sharded_rows(packing: Packing, mesh: jax.sharding.Mesh, write: Callable[[sl
     first, *_ = blocks.values()
 
     def sent(i: int, like: np.ndarray) -> Array:
+        dtype = jax.dtypes.canonicalize_dtype(like.dtype)
+        whole = jax.ShapeDtypeStruct((*shape, *like.shape[2:]), dtype, sharding=sharding)
+        if not own:
+            return nowhere(whole)
         return jax.make_array_from_callback(
-            (*shape, *like.shape[2:]), sharding, lambda index: leaves[bounds(index)][i],
-            dtype=jax.dtypes.canonicalize_dtype(like.dtype),
-        )  # fmt: skip
+            whole.shape, sharding, lambda index: leaves[bounds(index)][i]
+        )
 
     arrays = [sent(i, like) for i, like in enumerate(jax.tree.leaves(first))]
     return jax.tree.unflatten(jax.tree.structure(first), arrays)

@@ -108,22 +108,29 @@ def test_hosts_leave_a_run_that_carries_completions_over_unchanged(
         check_same(made, alone)
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("max_staleness", "devices"),
+    [(0, [2, 2, 2, 2]), (1, [1, 1]), (3, [2, 2, 2, 2])],
+    ids=["in turn", "one each", "ahead"],
+)
 def test_hosts_leave_a_run_unchanged_that_samples_on_other_devices(
-    pod: Any, small_model: Path, tmp_path: Path, max_staleness: int
+    pod: Any, small_model: Path, tmp_path: Path, max_staleness: int, devices: list[int]
 ) -> None:
     """Half of the hosts train, the others sample."""
+    number = sum(devices)
     settings: dict[str, Any] = {
-        "rollout_devices": 4, "max_completion_length": 24, "stop_strings": ["e"], "steps": 3,
+        "rollout_devices": number // 2, "max_completion_length": 24, "stop_strings": ["e"],
+        "steps": 3,
     }  # fmt: skip
     if max_staleness:
         settings |= {"max_staleness": max_staleness, "importance_sampling_mode": "token_truncate"}
     (alone,), hosts = (
         trained(
-            pod, small_model, tmp_path / name, devices, json.dumps(settings), ["auto/replicated"]
+            pod, small_model, tmp_path / name, number_of_each, json.dumps(settings),
+            ["auto/replicated"],
         )
-        for name, devices in (("alone", [8]), ("hosts", [2, 2, 2, 2]))
-    )
+        for name, number_of_each in (("alone", [number]), ("hosts", devices))
+    )  # fmt: skip
     for made in hosts:
         check_same(made, alone)
 
