@@ -150,12 +150,16 @@ def test_a_resumed_run_ends_with_the_model_of_an_unbroken_one(
         )
         for name in ("unbroken", "broken")
     )
-    GRPOTrainer(unbroken).fit()
+    whole = GRPOTrainer(unbroken).fit()
     first = GRPOTrainer(broken, callbacks=[Stop(3)])
     assert first.fit().stopped
     assert first.state.carried["ids"].size > 0
     result = GRPOTrainer(broken).fit()
     assert [metrics["step"] for metrics in result.history][-3:] == [4, 5, 6]
+    for metrics, of_whole in zip(result.history[-3:], whole.history[-3:], strict=True):
+        assert {x: y for x, y in metrics.items() if x.startswith("staleness/")} == {
+            x: y for x, y in of_whole.items() if x.startswith("staleness/")
+        }
     expected, found = (model_of(tmp_path / name) for name in ("unbroken", "broken"))
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)

@@ -16,6 +16,7 @@ from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.distributed.exchange import own_part
 from grpo_eqx.generation import PendingSamples, Sampled, Sampler
 from grpo_eqx.generation.routes import replaced
+from grpo_eqx.generation.sampler import NO_COUNTS, SamplingCounts
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import RewardRunner, Rewards
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
@@ -32,6 +33,9 @@ from grpo_eqx.tracking.metrics import (
 )
 from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.state import TrainState
+
+_COUNTS = "counts"
+"""Name of the decoding steps, slots and tokens of what was sampled ahead, beside the groups."""
 
 
 class _Started(NamedTuple):
@@ -50,11 +54,11 @@ def _never() -> bool:
 class _Whole(PendingSamples):
     """Completions that have ended before."""
 
-    def __init__(self, trajectories: list[Trajectory]):
-        self._trajectories = trajectories
+    def __init__(self, trajectories: list[Trajectory], counts: SamplingCounts):
+        self._sampled = Sampled(trajectories, counts)
 
     def result(self) -> Sampled:
-        return Sampled(self._trajectories)
+        return self._sampled
 
 
 class SamplingInterrupted(Exception):  # noqa: N818
@@ -123,7 +127,8 @@ class RolloutCollector:
             assert self._in_flight is not None
             made = self._started.pending.result()
             self._in_flight.update(made.trajectories, made.ended)
-            self._carried = self._in_flight.arrays()
+            counts = made.counts.steps, made.counts.slots, made.counts.tokens
+            self._carried = {**self._in_flight.arrays(), _COUNTS: np.array(counts, np.int32)}
 
     def __enter__(self) -> "RolloutCollector":
         return self
@@ -293,7 +298,7 @@ class RolloutCollector:
         - `step`: the step that learns from them.
         - `carried`: groups in flight of a checkpoint, where there are none yet.
         """
-        cfg = self.cfg
+        cfg, counts = self.cfg, NO_COUNTS
         if self._in_flight is None:
             # Of dynamic sampling, nobody knows how many batches it takes.
             num_batches = None if cfg.dynamic_sampling else cfg.steps
@@ -302,11 +307,14 @@ class RolloutCollector:
             )
             if carried:
                 self._in_flight.restore(carried, restarts=self._acts)
+            if _COUNTS in carried:
+                steps, slots, tokens = carried[_COUNTS].tolist()
+                counts = SamplingCounts(steps, slots, tokens=tokens)
         # Of what is sampled ahead, the weights are those of the step before.
         self._in_flight.begin(taken, step - cfg.samples_ahead)
         trajectories, problems = self._in_flight.trajectories(), self.prompts.data.prompts
         if self._in_flight.are_enough(()):
-            return _Whole(trajectories)
+            return _Whole(trajectories, counts)
         return self.sampler.submit(
             trajectories,
             problems=[None if x is None else problems[x.index] for x in self._in_flight.places],
