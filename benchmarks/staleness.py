@@ -18,6 +18,7 @@ import numpy as np
 import tyro
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.tracking.plots.style import GRID, MUTED, SERIES, dress, new_figure, plotting
@@ -52,7 +53,7 @@ def main(cfg: Staleness) -> None:
         for name, changes in settings(cfg).items()
     }
     # Runs have trained on almost as many tokens after as many steps.
-    tokens = min(each.history[-1][TOKENS] for of_seeds in runs.values() for each in of_seeds)
+    tokens = min(each.steps[-1][TOKENS] for of_seeds in runs.values() for each in of_seeds)
     print(
         f"\nseeds {', '.join(map(str, cfg.seeds))}, after {tokens:,.0f} tokens: mean, and least to "
         f"most; rewards are of the last {LAST_STEPS} steps\n"
@@ -98,18 +99,18 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path) -> RecordedRun:
 
 
 def mean_staleness(runs: Sequence[RecordedRun]) -> float:
-    return fmean(row.get("staleness/mean", 0.0) for each in runs for row in each.history)
+    return fmean(row.get("staleness/mean", 0.0) for each in runs for row in each.steps)
 
 
 def curve(run: RecordedRun, metric: str) -> tuple[list[float], list[float]]:
     """Returns the trained tokens and the values of a metric of a run, reward as a moving mean."""
-    tokens = {0: 0.0, **{row["step"]: row[TOKENS] for row in run.history}}
+    tokens = {0: 0.0, **{row["step"]: row[TOKENS] for row in run.steps}}
     if metric == ACCURACY:
         rows = run.evaluations
         return [tokens[row["step"]] for row in rows], [row[metric] for row in rows]
-    rewards = [row[metric] for row in run.history]
+    rewards = [row[metric] for row in run.steps]
     means = [fmean(rewards[max(0, i - LAST_STEPS + 1) : i + 1]) for i in range(len(rewards))]
-    return [row[TOKENS] for row in run.history], means
+    return [row[TOKENS] for row in run.steps], means
 
 
 def at_tokens(
@@ -163,6 +164,7 @@ def draw_beside(
         axes.plot(at / 1e6, values.mean(0), color=color, lw=2)
     dress(axes, f"max_staleness {name}", share=True)
     axes.set_xlabel("million tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.title.set_color(MUTED)
     axes.grid(axis="y", color=GRID)
 
