@@ -40,6 +40,7 @@ SMALL = {
     r"openai/gsm8k(@\w+)?(:\w+)?": "word_problems",
     r"/shared/": "shared/",
     r"(--expected-completion-length) \d+": r"\1 4",
+    r"(--expected-longest-completion) \d+": r"\1 8",
     r"(--expected-turns|--expected-observation-length) \d+": r"\1 2",
     r"(--processes|--devices-per-process) \d+": r"\1 2",
 }

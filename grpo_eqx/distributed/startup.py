@@ -91,7 +91,7 @@ def join_processes(cfg: GRPOConfig) -> None:
         "the code of grpo_eqx": code_fingerprint(),
     }
     if cfg.rollout_devices is not None and not jax.distributed.is_initialized():
-        _prepare_to_send()
+        prepare_to_send()
     initialize(facts, require_processes=cfg.require_processes, timeout=cfg.start_timeout)
     check_devices()  # for a single process
 
@@ -121,7 +121,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
         ) from error
 
 
-def _prepare_to_send() -> None:
+def prepare_to_send() -> None:
     """Lets devices send arrays to those of other processes: CPUs by sockets, others by links."""
     cluster = find_cluster()
     if cluster is not None:

@@ -20,7 +20,7 @@ from grpo_eqx.distributed.exchange import (
     raise_on_all_hosts,
     spare_devices,
 )
-from grpo_eqx.distributed.startup import initialize, is_main
+from grpo_eqx.distributed.startup import initialize, is_main, prepare_to_send
 from grpo_eqx.sharding.arrays import fetch, shard
 
 
@@ -113,6 +113,7 @@ def arrays_of_some_processes_are_known_to_all() -> None:
 
 
 if __name__ == "__main__":
+    prepare_to_send()
     initialize()
     all_devices_of_the_host_are_this_process()
     for _ in range(2):
