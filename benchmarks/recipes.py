@@ -16,7 +16,7 @@ import tyro
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from grpo_eqx import GRPOTrainer, UserError
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.settings.recipes import RECIPES
 from grpo_eqx.tracking.plots.style import GRID, MUTED, SERIES, dress, new_figure, plotting
 from grpo_eqx.tracking.recorded_run import RecordedRun
@@ -55,11 +55,18 @@ def main(cfg: Recipes) -> None:
 
 
 def run(name: str, seed: int, folder: Path) -> RecordedRun:
-    """Returns a run of a recipe, made now if its folder does not have it whole."""
+    """Returns a run of a recipe."""
     settings = RECIPES[name](
         seed=seed, output_dir=folder,
         eval_on_start=True, eval_steps=EVAL_STEPS, num_generations_eval=1,
     )  # fmt: skip
+    return finished(settings)
+
+
+def finished(settings: GRPOConfig) -> RecordedRun:
+    """Returns a run that ends with an evaluation, made now if its folder does not have it whole."""
+    folder = settings.output_dir
+    assert folder is not None
     with contextlib.suppress(UserError):  # there is none yet
         recorded = RecordedRun.read(folder)
         if any(row["step"] == settings.steps for row in recorded.evaluations):

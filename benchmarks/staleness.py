@@ -7,7 +7,6 @@ Prints a table, and draws a picture. A run that its folder has whole is not made
 processes can share the work by `--seeds`.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,9 @@ import tyro
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from recipes import band, finished
 
-from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx import GRPOConfig
 from grpo_eqx.tracking.plots.style import GRID, MUTED, SERIES, dress, new_figure, plotting
 from grpo_eqx.tracking.recorded_run import RecordedRun
 
@@ -85,17 +85,12 @@ def settings(cfg: Staleness) -> dict[str, dict[str, Any]]:
 
 
 def run(changes: Mapping[str, Any], seed: int, folder: Path) -> RecordedRun:
-    """Returns a run, made now if its folder does not have it whole."""
+    """Returns a run with some settings changed."""
     cfg = GRPOConfig(
         seed=seed, output_dir=folder, eval_on_start=True, eval_steps=EVAL_STEPS,
         num_generations_eval=1, **changes,
     )  # fmt: skip
-    with contextlib.suppress(UserError):  # there is none yet
-        recorded = RecordedRun.read(folder)
-        if any(row["step"] == cfg.steps for row in recorded.evaluations):
-            return recorded
-    GRPOTrainer(cfg).fit()
-    return RecordedRun.read(folder)
+    return finished(cfg)
 
 
 def mean_staleness(runs: Sequence[RecordedRun]) -> float:
@@ -118,11 +113,6 @@ def at_tokens(
 ) -> Float[np.ndarray, "..."]:
     """Returns a metric of each run after so many trained tokens, between steps a straight line."""
     return np.array([np.interp(tokens, *curve(run, metric)) for run in runs])
-
-
-def band(values: Float[np.ndarray, " seeds"]) -> str:
-    mean, least, most = (100 * f(values) for f in (np.mean, np.min, np.max))
-    return f"{mean:.1f} % ({least:.1f}–{most:.1f})"
 
 
 def overlap(values: Float[np.ndarray, " seeds"], others: Float[np.ndarray, " seeds"]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from grpo_eqx import Callback, Event, GRPOConfig, GRPOTrainer, Response
 from grpo_eqx.common.errors import EXIT_PREEMPTED
@@ -17,6 +16,8 @@ from grpo_eqx.generation import turns
 from grpo_eqx.loop.fit_result import FitResult
 from grpo_eqx.rollout.in_flight import GroupsInFlight
 from grpo_eqx.sharding.mesh import Device, Mesh
+
+from .noted_runs import Seen, model_of
 
 STEPS, P, G = 5, 8, 2
 
@@ -29,22 +30,6 @@ class OneDevice(Mesh):
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
         return super().build(jax.devices()[:1])
-
-
-class Seen:
-    """A reward that notes the completions of each prompt."""
-
-    def __init__(self) -> None:
-        self.ids: dict[str, list[list[int]]] = {}
-
-    def __call__(
-        self, prompts: list[str], completion_ids: list[list[int]], **columns: Any
-    ) -> list[float]:
-        for prompt, ids in zip(prompts, completion_ids, strict=True):
-            if len(prompts) == 1:
-                break  # the trial before the first rollout
-            self.ids.setdefault(str(prompt), []).append(ids)
-        return [float(len(ids) % 3) for ids in completion_ids]
 
 
 def settings_of(folder: Path, **settings: Any) -> GRPOConfig:
@@ -108,10 +93,6 @@ def test_what_is_carried_over_is_what_a_synchronous_run_samples(
     assert ids == synchronous
     ages = [metrics["staleness/max"] for metrics in result.history]
     assert 0 < max(ages) <= settings["max_staleness"]
-
-
-def model_of(folder: Path) -> dict[str, np.ndarray]:
-    return load_file(folder / "model" / "model.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from grpo_eqx import Callback, Event, GRPOConfig, GRPOTrainer, Response, UserError
 from grpo_eqx.common.errors import EXIT_PREEMPTED
@@ -19,23 +18,10 @@ from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.rollout.in_flight import GroupsInFlight
 from grpo_eqx.training.updater import Updater
 
+from .noted_runs import Seen, model_of
+
 STEPS, P, G = 4, 8, 2
 AHEAD = {"max_staleness": 1, "importance_sampling_mode": "token_truncate"}
-
-
-class Seen:
-    """A reward that notes the completions of each prompt."""
-
-    def __init__(self) -> None:
-        self.ids: dict[str, list[list[int]]] = {}
-
-    def __call__(
-        self, prompts: list[str], completion_ids: list[list[int]], **columns: Any
-    ) -> list[float]:
-        if len(prompts) > 1:  # not the trial before the first rollout
-            for prompt, ids in zip(prompts, completion_ids, strict=True):
-                self.ids.setdefault(str(prompt), []).append(ids)
-        return [float(len(ids) % 3) for ids in completion_ids]
 
 
 def settings_of(folder: Path, **settings: Any) -> GRPOConfig:
@@ -214,10 +200,6 @@ def test_callbacks_may_evaluate_and_generate_while_the_next_step_is_sampled(tmp_
     assert texts == texts[:1] * STEPS
     settings |= {"rollout_devices": None, "mesh": "2,2,2"}
     assert seen.ids == fitted(tmp_path / "same", **settings)[0]
-
-
-def model_of(folder: Path) -> dict[str, np.ndarray]:
-    return load_file(folder / "model" / "model.safetensors")
 
 
 def test_weights_are_sent_once_per_update_in_the_dtype_of_sampling(
