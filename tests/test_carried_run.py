@@ -131,12 +131,17 @@ def test_a_resumed_run_ends_with_the_model_of_an_unbroken_one(
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("save_steps", [None, 1], ids=["new checkpoint", "saved step"])
+@pytest.mark.parametrize(
+    ("save_steps", "is_damaged"),
+    [(None, False), (1, False), (1, True)],
+    ids=["new checkpoint", "saved step", "damaged file"],
+)
 def test_a_run_that_is_to_end_keeps_the_tokens_of_the_step_that_it_is_in(
     tmp_path: Path,
     synchronous: dict[str, list[list[int]]],
     monkeypatch: pytest.MonkeyPatch,
     save_steps: int | None,
+    is_damaged: bool,
 ) -> None:
     are_enough, calls = GroupsInFlight.are_enough, itertools.count(1)
 
@@ -161,6 +166,11 @@ def test_a_run_that_is_to_end_keeps_the_tokens_of_the_step_that_it_is_in(
     saved = tmp_path / "checkpoints" / "step_2" / "carried.npz"
     assert saved.exists() == (save_steps is not None)
     second = GRPOTrainer(cfg, reward_funcs={"seen": seen})
-    result = second.fit()
+    if is_damaged:
+        saved.write_bytes(saved.read_bytes()[:100])
+        with pytest.warns(UserWarning, match=r"carried\.npz is damaged .* is drawn again"):
+            result = second.fit()
+    else:
+        result = second.fit()
     assert [metrics["step"] for metrics in result.history] == [1, 2, 3, 4, 5]
     assert seen.ids == synchronous

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -166,10 +167,17 @@ class SavedStep:
 
     def _later_carried(self) -> dict[str, np.ndarray] | None:
         """Returns what `write_carried` wrote; `None` where nothing is there, or it is damaged."""
+        path = self.path / _CARRIED_FILE
         try:
-            with np.load(self.path / _CARRIED_FILE, allow_pickle=False) as file:
+            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 return dict(file)  # whose checksums are verified
-        except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError):
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
+            warnings.warn(
+                f"{path} is damaged ({error}): what was drawn after the checkpoint is drawn again.",
+                stacklevel=2,
+            )
             return None
 
     def model(self, like: CausalLM) -> CausalLM:
