@@ -227,7 +227,7 @@ def test_weights_are_sent_once_per_update_in_the_dtype_of_sampling(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rollout_devices": 8}, "leave at least one to train on"),
+        ({"rollout_devices": 8}, "of which at least one must train: lower it"),
         (
             {"rollout_devices": 4, "prompts_per_step": 6},
             "make prompts_per_step or num_generations a multiple of 4",

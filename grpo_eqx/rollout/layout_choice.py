@@ -247,7 +247,9 @@ def _layouts(mesh: jax.sharding.Mesh, batch: Batch) -> list[RolloutLayout]:
         except UserError as error:
             refusals.append(error)
     if not layouts:
-        tried = " ".join(str(error) for error in refusals)
+        # Most strategies refuse it for the same reason, which is said once.
+        reasons = {str(error).partition(" must ")[2]: str(error) for error in reversed(refusals)}
+        tried = " ".join(reversed(reasons.values()))
         raise UserError(f"rollout_sharding auto finds no layout for this batch. {tried}")
     return layouts
 

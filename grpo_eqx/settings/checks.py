@@ -355,8 +355,9 @@ def check_staleness(
     in_flight = (carried_steps + 1) * prompts_per_step * num_generations
     if carried_steps and max_num_seqs is not None and max_num_seqs >= in_flight:
         raise UserError(
-            f"max_num_seqs is {max_num_seqs}, and with max_staleness {max_staleness} no more than "
-            f"{in_flight} completions are sampled at a time: lower it, or leave it unset (None)."
+            f"max_num_seqs is {max_num_seqs}, and with max_staleness {max_staleness} there are "
+            f"{in_flight} completions, which must be more than the slots: lower it, or leave it "
+            f"unset (None), for the {prompts_per_step * num_generations} completions of a step."
         )
     if router_replay:
         raise UserError(

@@ -114,7 +114,8 @@ class GRPOConfig:
     max_num_seqs: PositiveInt | None = None
     """Completions decoded at a time, across all devices. Where one ends, another takes its place.
     Fewer take less memory, although each then keeps its own copy of its prompt's keys and values.
-    None: all completions of a step."""
+    With max_staleness, fewer than the completions of max_staleness + 1 steps. None: all completions
+    of a step."""
     rollout_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
     """Dtype of the weights while sampling, in evaluations too. int8 has a scale per output, and
     decoding reads half the bytes of bfloat16; sampling/* metrics record the difference to the

@@ -155,20 +155,21 @@ def split_devices(
     if number >= len(ordered):
         raise UserError(
             f"rollout_devices is {number}, and {len(ordered)} "
-            f"{'is' if len(ordered) == 1 else 'are'} available: leave at least one to train on."
+            f"{'is' if len(ordered) == 1 else 'are'} available, of which at least one must train: "
+            f"{'leave it unset' if len(ordered) == 1 else 'lower it'}, or use more devices."
         )
     training, rollout = ordered[:-number], ordered[-number:]
+    if len(hosts) > 1 and len(hosts) % 2:
+        raise UserError(
+            f"rollout_devices is {number}, and {len(hosts)} hosts cannot be split into halves: use "
+            f"an even number of hosts."
+        )
     # JAX sends arrays between hosts from each device to one other.
     if len(hosts) > 1 and 2 * number != len(ordered):
         raise UserError(
             f"rollout_devices is {number}, and {len(ordered)} devices of {len(hosts)} hosts are "
             f"available: on several hosts, half of the devices sample, which are "
             f"{len(ordered) // 2}."
-        )
-    if training[-1].process_index == rollout[0].process_index and len(hosts) > 1:
-        raise UserError(
-            f"rollout_devices is {number}, and {len(hosts)} hosts cannot be split into halves: use "
-            f"an even number of hosts."
         )
     return training, rollout
 

@@ -261,7 +261,7 @@ _STALENESS = (
         "staleness/mean", "steps",
         "With `max_staleness`: steps by which the policy that drew a token is older than the one "
         "that learns from it, on average.",
-        "below 1; corrections grow with it",
+        "below `max_staleness`; corrections grow with it",
     ),
     Metric(
         "staleness/max", "steps", "The largest of these ages.", "at most `max_staleness`",
@@ -278,7 +278,8 @@ _STALENESS = (
     Metric(
         "staleness/frac_idle_slots", "share",
         "Share of the slots of all decoding steps that were idle.",
-        "below 0.1; more `max_staleness` or fewer `max_num_seqs` keep slots full",
+        "below 0.1, except in a run's last steps, which begin no more completions; more "
+        "`max_staleness` or fewer `max_num_seqs` keep slots full",
     ),
 )  # fmt: skip
 _EXPERTS = (

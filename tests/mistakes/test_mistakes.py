@@ -59,7 +59,7 @@ CONFIGS = {
     "importance_sampling_mode='coupled'": "with max_staleness = 0: it would do nothing",
     "importance_sampling_mode='token_mask', dtype='float32'": "the sampler is the trained model",
     "importance_sampling_mode='none', importance_sampling_clip_max=2.0": "mode none: it would do",
-    "max_staleness=1, importance_sampling_mode='none', max_num_seqs=256": "no more than 256 comple",
+    "max_staleness=1, importance_sampling_mode='none', max_num_seqs=256": "more than the slots",
     "max_staleness=1, importance_sampling_mode='none', router_replay=True": "turn one of them off",
     "reward_funcs=[len]": "pass functions to GRPOTrainer(reward_funcs=...)",
     "reward_weights=[float('inf')]": "they must be finite",

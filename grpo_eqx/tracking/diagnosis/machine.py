@@ -50,7 +50,9 @@ def idle_slots(history: History) -> Iterator[Seen]:
     slots = min(int(history.setting("max_num_seqs", completions)), completions)
     if devices is None or slots <= _FEW_SLOTS * devices:
         return
-    if staleness := int(history.setting("max_staleness", 0)):
+    staleness = int(history.setting("max_staleness", 0))
+    # With devices that sample, one of these steps is for sampling ahead: it carries nothing over.
+    if staleness > (history.setting("rollout_devices", None) is not None):
         yield Seen(
             f"{1 - used:.0%} of the rollout's slots are idle ({history.span(_WINDOW)}), although "
             f"completions go on in the next step: with max_staleness {staleness}, steps wait for "

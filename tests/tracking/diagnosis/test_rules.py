@@ -591,6 +591,11 @@ def test_advice_names_the_setting_to_blame() -> None:
     )  # fmt: skip
     assert "steps wait for groups that would become too old" in waits.text
     assert waits.advice == "Raise max_staleness, or lower max_num_seqs."
+    (ahead,) = sicknesses(
+        idle, max_staleness=1, max_num_seqs=128, prompts_per_step=64, rollout_devices=4,
+        importance_sampling_mode="none",
+    )  # fmt: skip
+    assert "most end long before the longest" in ahead.text
     (cold,) = sicknesses(steps_of(frac_reward_zero_std=1.0), temperature=0.1)
     assert "Raise temperature (0.1)" in cold.advice
     fallen = steps_of(frac_reward_zero_std=1.0, reward=from_step(4, 0.0, 0.4))
