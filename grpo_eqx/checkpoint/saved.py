@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums, host_checksum
 from grpo_eqx.checkpoint.orbax_reports import silence_orbax
+from grpo_eqx.common.clean_text import clean
 from grpo_eqx.common.durable import write_durably
 from grpo_eqx.common.errors import FileError
 from grpo_eqx.common.plain_data import field
@@ -175,7 +176,10 @@ class SavedStep:
             return None
         except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
             warnings.warn(
-                f"{path} is damaged ({error}): what was drawn after the checkpoint is drawn again.",
+                clean(
+                    f"{path} is damaged ({error}): what was drawn after the checkpoint is drawn "
+                    "again."
+                ),
                 stacklevel=2,
             )
             return None

@@ -92,8 +92,8 @@ def _variant(name: str, topology: str) -> Variant:
 def _check_devices(name: str, variant: Variant, number: int) -> None:
     if variant.num_devices not in (None, number):
         raise UserError(
-            f"compare has {name}, and {variant.topology} has {number} devices: the number of those "
-            f"that train and the number of those that sample must add up to {number}."
+            f"compare has {name}, of {variant.num_devices} devices, and {variant.topology} has "
+            f"{number}: those that train and those that sample must add up to {number}."
         )
 
 
