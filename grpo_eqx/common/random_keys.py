@@ -57,6 +57,29 @@ def sample_keys(
     return jax.vmap(of_prompt)(jnp.broadcast_to(steps, prompt_indices.shape), prompt_indices)
 
 
+def completion_keys(
+    seed: int | Integer[Array, ""],
+    steps: Int[Array, " N"],
+    prompt_indices: Int[Array, " N"],
+    samples: Int[Array, " N"],
+) -> Key[Array, " N"]:
+    """Derives the keys of completions, those of `sample_keys`, from the address of each.
+
+    **Arguments:**
+
+    - `seed`: the seed.
+    - `steps`: the step of each completion.
+    - `prompt_indices`: the row of its prompt in its step's batch.
+    - `samples`: its number among those of its prompt.
+
+    Raises `ValueError` for a seed that `make_key` rejects.
+    """
+    keys = jnp.broadcast_to(make_key(seed), steps.shape)
+    for part in (steps, prompt_indices, samples):
+        keys = jax.vmap(jax.random.fold_in)(keys, part)
+    return keys
+
+
 def token_keys(keys: Key[Array, "*n"], positions: Int[Array, "*n"]) -> Key[Array, "*n"]:
     """Derives the keys of tokens from their completions' keys and their positions."""
     return jnp.vectorize(jax.random.fold_in)(keys, positions)

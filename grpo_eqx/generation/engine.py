@@ -288,6 +288,7 @@ def decode_token(
     counts: SlotCounts,
     *,
     by_row: bool = False,
+    starts: Int[Array, " rows"] | None = None,
 ) -> tuple[Slots, SlotCounts]:
     """Decodes one token in every slot.
 
@@ -299,6 +300,7 @@ def decode_token(
     - `layout`: the layout over devices.
     - `slots`, `counts`: the slots, and the counts so far.
     - `by_row`: whether lengths differ so much that attention reads the caches row by row.
+    - `starts`: tokens of each completion before the one that is first in its address; by default 0.
     """
     slots = slots if layout is None else slots.laid_out(layout)
     position = _by_slot(slots.length, layout)
@@ -312,7 +314,8 @@ def decode_token(
     routes = None if read.routes is None else read.routes[:, :, 0]
     for sharding in [] if layout is None else layout.logits(logits.shape):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
-    draws = token_keys(keys[slots.completion], slots.length)
+    places = slots.length if starts is None else slots.length - starts[slots.completion]
+    draws = token_keys(keys[slots.completion], places)
     drawn = _by_slot(sample_tokens(logits, draws, sampling), layout)
     stopped = stopping.advance(slots.stop_state, drawn[0])
     slots = slots.after(*drawn, *stopped, read.own, routes, layout)

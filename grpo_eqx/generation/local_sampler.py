@@ -16,6 +16,7 @@ from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Group, Trajectory
 from grpo_eqx.generation.engine import Generated, generate
+from grpo_eqx.generation.open_session import OpenSession
 from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
 from grpo_eqx.generation.pending import Shared
 from grpo_eqx.generation.sampler import (
@@ -99,6 +100,8 @@ class LocalSampler(Sampler):
         self._compiler = compiler or Compiler()
         self._layouts: dict[tuple[int, int], RolloutLayout] = {}
         self._turns: dict[tuple[int, int], TurnPrograms] = {}
+        self._open: dict[tuple[int, int], TurnPrograms] = {}
+        """Programs of open sessions, by their slots and their limit."""
         self._carried: Session | None = None
         """The last session that was to stop early, where the next one keeps its caches."""
         self._weights: tuple[CausalLM, int] | None = None
@@ -165,7 +168,8 @@ class LocalSampler(Sampler):
             reads = reads_of(responds=responder is not None, is_carried=until is not None)
             for program in turns.to_compile(shapes, width, sampling, reads):
                 self._compiler.ensure(program.key, program.lower)
-            draws = Draws(*shard((seed, steps, rows), layout.sharding()))
+            addresses = [each.address for each in trajectories]
+            draws = shard(Draws.of(self.options.seed, addresses), layout.sharding())
             session = Session(
                 turns, model, ids, mask, draws, sampling, self.options,
                 trajectories, version, responder, until, self._kept(trajectories, width, until),
@@ -186,6 +190,27 @@ class LocalSampler(Sampler):
             num_generations, sampling,
         )  # fmt: skip
         return _Pending(groups, version, generated)
+
+    def open_session(self, num_slots: int, max_length: int) -> OpenSession:
+        """Returns a session that takes requests as they come, with the weights as they are now.
+
+        **Arguments:**
+
+        - `num_slots`: number of slots.
+        - `max_length`: limit on the tokens of a request, those that are drawn included.
+
+        Raises `UserError` where the devices cannot split the slots evenly.
+        """
+        assert self._weights is not None, "set_weights comes first"
+        options = dataclasses.replace(
+            self.options, max_completion_length=max_length - 1, max_num_seqs=None
+        )
+        lay_out = functools.partial(self.layout, num_slots, 1)
+        if (num_slots, max_length) not in self._open:
+            self._open[num_slots, max_length] = TurnPrograms(
+                options, lay_out, (num_slots, 1), self._compiler
+            )
+        return OpenSession(self._open[num_slots, max_length], self._weights[0], options)
 
     def _kept(
         self, trajectories: Sequence[Trajectory], width: int, until: Until | None

@@ -32,7 +32,8 @@ class Sampling(eqx.Module):
 
     _: dataclasses.KW_ONLY
     temperature: NonNegativeFloat | None = 1.0
-    """Divisor of the logits before the softmax; 0 means greedy."""
+    """Divisor of the logits before the softmax; 0 means greedy. In compiled programs, it and the
+    next two may be arrays that broadcast against logits, with a number for each row."""
     top_k: PositiveInt | None = eqx.field(static=True, default=None)
     """Number of most likely tokens to keep (`None`: all); ties go to the lowest ids."""
     top_p: PositiveShare | None = 1.0
@@ -63,10 +64,24 @@ def sample_tokens(
     if sampling.temperature is None:
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
+    if jnp.ndim(sampling.temperature):
+        return _sample_rows(logits, keys, sampling)
     logits = _truncate(logits.astype(jnp.float32) * (1 / sampling.temperature), sampling)
     if logits.shape[-1] > _MOST_IN_ONE_STAGE:
         return _draw_in_stages(logits, keys)
     return _draw(logits, keys)
+
+
+def _sample_rows(
+    logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"], sampling: Sampling
+) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
+    """Draws tokens with a temperature for each row, some of which may be 0."""
+    is_greedy = jnp.equal(jnp.asarray(sampling.temperature), 0)
+    divisors = jnp.where(is_greedy, 1.0, jnp.asarray(sampling.temperature))
+    at_one = eqx.tree_at(lambda x: x.temperature, sampling, 1.0)
+    tokens, logps = sample_tokens(logits.astype(jnp.float32) * (1 / divisors), keys, at_one)
+    is_greedy = jnp.broadcast_to(is_greedy[..., 0], tokens.shape)
+    return jnp.where(is_greedy, _first_highest(logits), tokens), jnp.where(is_greedy, 0.0, logps)
 
 
 def _draw(

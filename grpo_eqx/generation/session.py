@@ -22,7 +22,8 @@ from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.slot_table import SlotTable
 from grpo_eqx.generation.slots import Slots
 from grpo_eqx.generation.turn_programs import Draws, TurnPrograms
-from grpo_eqx.generation.turns import CARRIED_AT_ONCE, TOKENS_AT_ONCE, Readers, Report
+from grpo_eqx.generation.turns import CARRIED_AT_ONCE, MOST_STEPS, TOKENS_AT_ONCE, Report
+from grpo_eqx.generation.unread import Unread
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.arrays import fetch_own, shard
 
@@ -47,13 +48,6 @@ class Kept(NamedTuple):
             and np.array_equal(each.ids, trajectories[number].ids)
             for number, each in self.completions.values()
         )
-
-
-class _Unread(NamedTuple):
-    """Tokens that the model is still to read of a completion."""
-
-    tokens: list[int]
-    at_once: int
 
 
 class Session(PendingSamples):
@@ -111,7 +105,7 @@ class Session(PendingSamples):
         self._table = table = SlotTable(
             layout, programs.batch, programs.num_slots, trajectories, held
         )
-        self._unread: dict[int, _Unread] = {}
+        self._unread = Unread(layout, programs.readers[1], table.size_per_device)
         self._asked = {n for n, each in enumerate(trajectories) if each.awaits_reply}
         """Completions that wait for a reply."""
         self._counts = SamplingCounts()
@@ -182,7 +176,7 @@ class Session(PendingSamples):
             else:
                 self._trajectories[number] = trajectory.extended(tokens, version=self._version)
                 if number in self._table.slot:
-                    self._unread[number] = _Unread(list(tokens), TOKENS_AT_ONCE)
+                    self._unread.put(number, tokens, TOKENS_AT_ONCE)
                 else:  # it reads all of it as it gets one
                     self._table.wait(number)
 
@@ -197,40 +191,16 @@ class Session(PendingSamples):
         at_once = TOKENS_AT_ONCE if self._until is None else CARRIED_AT_ONCE
         for number in numbers:
             if len(trajectory := self._trajectories[number]):
-                self._unread[number] = _Unread(trajectory.ids.tolist(), at_once)
+                self._unread.put(number, trajectory.ids.tolist(), at_once)
 
     def _read(self) -> None:
         """Has the model read all that it is still to read."""
+        table = self._table
         while self._unread:
-            readers = self._next_readers(next(iter(self._unread.values())).at_once)
+            readers, are_read = self._unread.take(table.place)
+            for number, is_read in are_read.items():
+                table.live[table.slot[number]] = is_read
             self._slots = self._programs.read(self._model, self._slots, readers)
-
-    def _next_readers(self, at_once: int) -> Readers:
-        """Takes the next unread tokens of as many completions as can read so many at once."""
-        shape, table = self._programs.readers, self._table
-        slots, resumes = np.full(shape, table.size_per_device, np.int32), np.zeros(shape, bool)
-        ids, lengths = np.zeros((*shape, at_once), np.int32), np.zeros(shape, np.int32)
-        number_of = [0] * len(slots)
-        for number, unread in list(self._unread.items()):
-            device, slot = table.place(number)
-            if number_of[device] == shape[1] or unread.at_once != at_once:
-                continue
-            reader = device, number_of[device]
-            number_of[device] += 1
-            now, later = unread.tokens[:at_once], unread.tokens[at_once:]
-            slots[reader], lengths[reader], resumes[reader] = slot, len(now), not later
-            ids[reader][: len(now)] = now
-            table.live[table.slot[number]] = not later
-            self._unread[number] = _Unread(later, at_once)
-        self._unread = {number: x for number, x in self._unread.items() if x.tokens}
-        layout = self._programs.layout
-        arrays = (
-            slots.reshape(-1),
-            ids.reshape(-1, 1, at_once),
-            lengths.reshape(-1, 1),
-            resumes.reshape(-1, 1),
-        )
-        return Readers(*shard(arrays, layout.sharding(layout.prompts + layout.groups)))
 
     def _admit(self) -> None:
         """Gives free slots to completions that wait for one."""
@@ -246,7 +216,7 @@ class Session(PendingSamples):
         """Begins to decode until turns have ended."""
         self._slots, self._report = self._programs.decode(
             self._model, self._slots, self._draws, self._stopping, self._pause_after,
-            self._sampling,
+            np.int32(MOST_STEPS), self._sampling,
         )  # fmt: skip
 
     def _take_report(self, report: Report) -> None:

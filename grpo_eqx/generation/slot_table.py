@@ -11,6 +11,24 @@ from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import num_shards
 
 
+def place_of(
+    layout: RolloutLayout, shape: tuple[int, ...], slot: tuple[int, ...]
+) -> tuple[int, int]:
+    """Returns the device of a slot, and its number among those of the device.
+
+    **Arguments:**
+
+    - `layout`: the layout over devices.
+    - `shape`: numbers of rows, and of slots of each.
+    - `slot`: row and column of the slot.
+    """
+    groups = num_shards(layout.mesh, layout.groups)
+    rows, columns = shape[0] // layout.num_prompt_shards, shape[1] // groups
+    (row, column) = slot
+    device = row // rows * groups + column // columns
+    return device, row % rows * columns + column % columns
+
+
 class SlotTable:
     """Slots, the completions in them, and those that wait for one."""
 
@@ -70,13 +88,7 @@ class SlotTable:
 
     def place(self, number: int) -> tuple[int, int]:
         """Returns the device of a completion's slot, and its number among those of the device."""
-        row, column = self.slot[number]
-        layout = self._layout
-        groups = num_shards(layout.mesh, layout.groups)
-        rows, columns = self.completion.shape
-        rows, columns = rows // layout.num_prompt_shards, columns // groups
-        device = row // rows * groups + column // columns
-        return device, row % rows * columns + column % columns
+        return place_of(self._layout, self.completion.shape, self.slot[number])
 
     def refill(self, trajectories: Sequence[Trajectory]) -> Int[np.ndarray, " R"]:
         """Gives slots without a completion, or of one that has ended, to those that wait.

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, UInt
 
 from grpo_eqx.common.compiler import Compiler
-from grpo_eqx.common.random_keys import sample_keys
+from grpo_eqx.common.random_keys import completion_keys
+from grpo_eqx.data.trajectory import Address
 from grpo_eqx.generation.engine import begin
 from grpo_eqx.generation.options import SamplerOptions, weights_moved_by_layer
 from grpo_eqx.generation.sampling import Sampling
@@ -29,7 +31,9 @@ from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding.arrays import shapes_of
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
-WEIGHTS, PREFILL, SLOTS, DECODE, ADMIT = "weights", "prefill", "slots", "decode", "admit"
+WEIGHTS, PREFILL, SLOTS, DECODE, ADMIT, OPEN = (
+    "weights", "prefill", "slots", "decode", "admit", "open",
+)  # fmt: skip
 EXTEND, REREAD = "extend", "reread"
 READS = {TOKENS_AT_ONCE: EXTEND, CARRIED_AT_ONCE: REREAD}
 """Programs that read tokens, by how many a slot reads at once."""
@@ -47,13 +51,39 @@ def reads_of(*, responds: bool, is_carried: bool) -> tuple[int, ...]:
 
 
 class Draws(NamedTuple):
-    """Addresses of the draws of a batch."""
+    """Addresses of the draws of completions."""
 
-    seed: UInt[Array, ""]
-    steps: Int[Array, " P"]
-    """Step of each prompt."""
-    rows: Int[Array, " P"]
-    """Row of each prompt among those of its step."""
+    seed: UInt[Array | np.ndarray, ""]
+    steps: Int[Array | np.ndarray, " N"]
+    """Step of each."""
+    prompts: Int[Array | np.ndarray, " N"]
+    """Row of its prompt among those of its step."""
+    samples: Int[Array | np.ndarray, " N"]
+    """Its number among those of its prompt."""
+    starts: Int[Array | np.ndarray, " N"]
+    """Its tokens before the one that is first in its address."""
+
+    @classmethod
+    def of(
+        cls, seed: int, addresses: Sequence[Address], starts: Sequence[int] | None = None
+    ) -> "Draws":
+        """Returns the draws at some addresses, on the host; `starts` are 0 by default."""
+        steps, prompts, samples = np.array(addresses, np.int32).T
+        first = np.zeros(len(addresses)) if starts is None else starts
+        return cls(np.array(seed, np.uint32), steps, prompts, samples, np.asarray(first, np.int32))
+
+
+class Opened(NamedTuple):
+    """Slots that go on with other tokens, or not at all."""
+
+    taken: Bool[Array | np.ndarray, " R"]
+    """True for these slots; the others stay as they are."""
+    live: Bool[Array | np.ndarray, " R"]
+    """Whether each decodes."""
+    lengths: Int[Array | np.ndarray, " R"]
+    """Tokens before its last one, whose keys and values it holds."""
+    inputs: Int[Array | np.ndarray, " R"]
+    """Its last token."""
 
 
 class TurnKey(NamedTuple):
@@ -109,12 +139,13 @@ class TurnPrograms:
         # Not with the prefill, whose peak would have the empty caches too.
         keeps = () if self.is_refilled else (0,)
         self._slots = compiler.jit(SLOTS, self._first_slots, donate_argnums=keeps)
-        self.decode = compiler.jit(DECODE, self._decode, static_argnums=5, donate_argnums=1)
+        self.decode = compiler.jit(DECODE, self._decode, donate_argnums=1)
         self._reads = {
             tokens: compiler.jit(name, self._read, donate_argnums=1)
             for tokens, name in READS.items()
         }
         self.admit = compiler.jit(ADMIT, self._admit, donate_argnums=1)
+        self.open = compiler.jit(OPEN, self._open, donate_argnums=0)
 
     @functools.cached_property
     def layout(self) -> RolloutLayout:
@@ -143,7 +174,7 @@ class TurnPrograms:
         - `sampling`: how tokens are drawn.
         - `reads`: numbers of tokens, of `READS`, that slots read at once.
         """
-        P = self.batch[0]
+        P, G = self.batch
 
         @functools.cache
         def moved() -> CausalLM:
@@ -159,12 +190,12 @@ class TurnPrograms:
         def decode() -> jax.stages.Lowered:
             weights, _, slots = begun()
             whole = self.layout.sharding()
-            seed, of_prompts = _shape((), jnp.uint32, whole), _shape((P,), jnp.int32, whole)
-            draws = Draws(seed, of_prompts, of_prompts)
+            seed, each = _shape((), jnp.uint32, whole), _shape((P * G,), jnp.int32, whole)
+            draws = Draws(seed, each, each, each, each)
             stopping = self._options.stopping
             stopping = shapes_of(stopping, jax.tree.map(lambda x: whole, stopping))
             return self.decode.lower(
-                weights, slots, draws, stopping, _shape((), jnp.int32), sampling
+                weights, slots, draws, stopping, *[_shape((), jnp.int32)] * 2, sampling
             )
 
         def read(tokens: int) -> jax.stages.Lowered:
@@ -311,12 +342,14 @@ class TurnPrograms:
         draws: Draws,
         stopping: Stopping,
         pause_after: Int[Array, ""],
+        most_steps: Int[Array, ""],
         sampling: Sampling,
     ) -> tuple[Slots, Report]:
-        keys = sample_keys(draws.seed, draws.steps, draws.rows, self._group).reshape(-1)
+        seed, *addresses, starts = jax.tree.map(jnp.asarray, draws)
         slots, report = decode_turns(
-            model, slots, keys, stopping, sampling, self.layout, pause_after
-        )
+            model, slots, completion_keys(seed, *addresses), starts, stopping, sampling,
+            self.layout, pause_after, most_steps,
+        )  # fmt: skip
         report = jax.lax.with_sharding_constraint(report, self.layout.sharding())
         return slots.laid_out(self.layout), report
 
@@ -327,6 +360,18 @@ class TurnPrograms:
         queue = SlotQueue(prompts, self._group, self.layout.num_prompt_shards)
         admitted = queue.admitted(slots, jnp.maximum(completions, 0), completions >= 0)
         return admitted.laid_out(self.layout)
+
+    def _open(self, slots: Slots, opened: Opened) -> Slots:
+        taken, *new = (jnp.asarray(x)[:, None] for x in opened)
+        live, lengths, inputs = new
+        changed = slots._replace(
+            live=jnp.where(taken, live, slots.live),
+            length=jnp.where(taken, lengths, slots.length),
+            inputs=jnp.where(taken, inputs, slots.inputs),
+            stop_state=jnp.where(taken, 0, slots.stop_state),
+            finished=slots.finished & ~taken,
+        )
+        return changed.laid_out(self.layout)
 
 
 def _shape(

@@ -43,10 +43,12 @@ def decode_turns(
     model: CausalLM,
     slots: Slots,
     keys: Key[Array, " rows"],
+    starts: Int[Array, " rows"],
     stopping: Stopping,
     sampling: Sampling,
     layout: RolloutLayout | None,
     pause_after: Int[Array, ""],
+    most_steps: Int[Array, ""],
 ) -> tuple[Slots, Report]:
     """Decodes until enough turns have ended, but no more than `MOST_STEPS` tokens.
 
@@ -55,19 +57,24 @@ def decode_turns(
     - `model`: the weights, in the form that decodes.
     - `slots`: the slots.
     - `keys`: the key of each completion.
+    - `starts`: tokens of each completion before the one that is first in its address.
     - `stopping`, `sampling`: what ends a turn, and how tokens are drawn.
     - `layout`: the layout over devices.
     - `pause_after`: number of ended turns after which it pauses.
+    - `most_steps`: a lower limit on the tokens.
     """
     before, by_row = slots, slots.completion.shape[1] == 1
 
     def goes_on(carry: tuple[Slots, SlotCounts]) -> Bool[Array, ""]:
         slots, counts = carry
         ended = jnp.sum(before.live & ~slots.live)
-        return (counts.steps < MOST_STEPS) & slots.live.any() & (ended < pause_after)
+        most = jnp.minimum(most_steps, MOST_STEPS)
+        return (counts.steps < most) & slots.live.any() & (ended < pause_after)
 
     def step(carry: tuple[Slots, SlotCounts]) -> tuple[Slots, SlotCounts]:
-        return decode_token(model, keys, stopping, sampling, layout, *carry, by_row=by_row)
+        return decode_token(
+            model, keys, stopping, sampling, layout, *carry, by_row=by_row, starts=starts
+        )
 
     with jax.named_scope(TOKENS):
         slots, counts = jax.lax.while_loop(goes_on, step, (slots, SlotCounts.of_nothing()))

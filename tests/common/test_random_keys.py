@@ -10,7 +10,13 @@ import pytest
 from jax.extend.random import threefry2x32_p
 
 from grpo_eqx.common import random_keys
-from grpo_eqx.common.random_keys import NUM_SEEDS, gumbel, make_key
+from grpo_eqx.common.random_keys import (
+    NUM_SEEDS,
+    completion_keys,
+    gumbel,
+    make_key,
+    sample_keys,
+)
 
 ROOT = Path(__file__).parents[2]
 OWN = ROOT / "grpo_eqx" / "common" / "random_keys.py"
@@ -39,6 +45,16 @@ def test_keys_are_made_in_one_place() -> None:
                     assert node.module != "jax.random", path
                 if isinstance(node, ast.Import):
                     assert "jax.random" not in {alias.name for alias in node.names}, path
+
+
+def test_keys_of_completions_are_those_of_their_batches() -> None:
+    batches = sample_keys(7, jnp.array([3, 3, 5]), jnp.array([0, 2, 9]), 4)
+    addresses = [(3, 0, 1), (5, 9, 3), (3, 2, 0)]
+    steps, prompts, samples = jnp.array(addresses).T
+    keys = completion_keys(7, steps, prompts, samples)
+    expected = [batches[0, 1], batches[2, 3], batches[1, 0]]
+    for key, other in zip(keys, expected, strict=True):
+        assert jax.random.key_data(key).tolist() == jax.random.key_data(other).tolist()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, NUM_SEEDS - 1])
