@@ -27,6 +27,7 @@ from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.inspect import Inspect
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.report import Report
+from grpo_eqx.cli.serve import Serve
 from grpo_eqx.cli.streams import clean_messages, standard_output
 from grpo_eqx.cli.train import Train
 from grpo_eqx.common.clean_text import print_clean
@@ -46,7 +47,8 @@ from grpo_eqx.settings.unknown_names import advice_on_call
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
-    "export": Export, "check": Check, "inspect": Inspect, "doctor": Doctor, "launch": Launch,
+    "export": Export, "check": Check, "inspect": Inspect, "serve": Serve, "doctor": Doctor,
+    "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,

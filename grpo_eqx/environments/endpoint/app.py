@@ -1,0 +1,333 @@
+"""The endpoint: OpenAI's routes, as an ASGI application."""
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Address
+from grpo_eqx.environments.chat_format import ChatFormat
+from grpo_eqx.environments.endpoint.answers import Answer, error_body, message_of, usage
+from grpo_eqx.environments.endpoint.choice import Choice
+from grpo_eqx.environments.endpoint.exchange import EndedError, Exchange, OverloadedError
+from grpo_eqx.environments.endpoint.requests import RequestError, Wanted, read_chat, read_text
+from grpo_eqx.environments.endpoint.stream import Stream
+from grpo_eqx.generation import open_session
+
+_MOST_BYTES = 4 << 20
+"""Limit on the body of a request."""
+_MOST_SECONDS = 60.0
+"""Limit on the time in which a client sends it."""
+_GONE = 499
+"""Status for clients that hang up, which they never see."""
+
+
+class Endpoint:
+    """A model at OpenAI's routes."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        tokenizer: ChatTokenizer,
+        model: str,
+        key: str | None = None,
+    ):
+        """**Arguments:**
+
+        - `exchange`: completes requests.
+        - `tokenizer`: the tokenizer.
+        - `model`: name of the model.
+        - `key`: the API key that clients must send; by default, none.
+        """
+        self._exchange, self._tokenizer = exchange, tokenizer
+        self._model, self._key = model, key
+        self._chat: ChatFormat | None = None
+        self._numbers = itertools.count()
+        self.num_answered = 0
+        """Requests that were answered."""
+        self.num_tokens = 0
+        """Tokens that were drawn for them."""
+        routes = [
+            Route("/v1/chat/completions", self._guarded(self._complete_chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self._complete_text), methods=["POST"]),
+            Route("/v1/models", self._guarded(self._list_models), methods=["GET"]),
+            Route("/health", self._tell_health, methods=["GET"]),
+            Route("/metrics", self._guarded(self._tell_metrics), methods=["GET"]),
+        ]
+        handlers: Any = {HTTPException: _refuse_route, RequestError: _refuse}
+        self.app = Starlette(routes=routes, exception_handlers=handlers)
+
+    def _guarded(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Returns a handler that checks the key first, and refuses what cannot be answered."""
+
+        async def guarded(request: Request) -> Response:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if self._key is not None and not (
+                scheme.lower() == "bearer"
+                and hmac.compare_digest(given.encode(), self._key.encode())
+            ):
+                raise RequestError(
+                    401, "the API key is missing or wrong: send it as Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                )  # fmt: skip
+            try:
+                return await answer(request)
+            except (OverloadedError, EndedError) as error:
+                raise _refusal_of(error) from None
+            except ClientDisconnect:
+                return Response(status_code=_GONE)
+
+        return guarded
+
+    async def _tell_health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _tell_metrics(self, request: Request) -> Response:
+        """Answers in the text format of Prometheus."""
+        values = {
+            "requests_open": self._exchange.num_open,
+            "requests_answered_total": self.num_answered,
+            "tokens_drawn_total": self.num_tokens,
+        }
+        lines = (f"grpo_eqx_{name} {value}\n" for name, value in values.items())
+        return PlainTextResponse("".join(lines))
+
+    async def _list_models(self, request: Request) -> Response:
+        length = self._exchange.session.max_length
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "grpo_eqx"}
+        return JSONResponse({"object": "list", "data": [{**model, "max_model_len": length}]})
+
+    async def _complete_chat(self, request: Request) -> Response:
+        wanted = read_chat(await _body(request), self._model)
+        assert wanted.messages is not None
+        chat = self._format_of_calls() if wanted.tools else None
+        try:
+            tokenizer = self._tokenizer.with_tools({None: wanted.tools} if wanted.tools else {})
+            (ids,) = tokenizer.encode_prompts([Prompt(list(wanted.messages), {})])
+        except UserError as error:
+            raise RequestError(400, str(error), "messages") from error
+        return await self._answer(request, wanted, [ids], chat, is_chat=True)
+
+    async def _complete_text(self, request: Request) -> Response:
+        wanted, prompts = read_text(await _body(request), self._model), list[Sequence[int]]()
+        vocab_size = len(self._tokenizer.tokenizer)
+        for each in wanted.prompts:
+            if not isinstance(each, str):
+                if not all(0 <= x < vocab_size for x in each):
+                    raise RequestError(400, f"a token is not among {vocab_size}", "prompt")
+                prompts.append(each)
+                continue
+            try:
+                prompts += self._tokenizer.encode_prompts([Prompt(each, {}, plain=True)])
+            except UserError as error:
+                raise RequestError(400, str(error), "prompt") from error
+        return await self._answer(request, wanted, prompts, None, is_chat=False)
+
+    def _format_of_calls(self) -> ChatFormat:
+        try:
+            self._chat = self._chat or ChatFormat(self._tokenizer)
+        except UserError as error:
+            raise RequestError(400, str(error), "tools") from error
+        return self._chat
+
+    async def _answer(
+        self,
+        request: Request,
+        wanted: Wanted,
+        prompts: Sequence[Sequence[int]],
+        chat: ChatFormat | None,
+        *,
+        is_chat: bool,
+    ) -> Response:
+        """Completes prompts, all at once."""
+        answer = Answer.begun(f"{next(self._numbers)}", self._model, is_chat=is_chat)
+        asked = self._asked(wanted, prompts)
+        choices = [Choice(n, self._tokenizer, wanted.stop) for n in range(len(asked))]
+        if wanted.stream:
+            parts = self._streamed(answer, wanted, prompts, choices, asked, chat)
+            return StreamingResponse(parts, media_type="text/event-stream")
+        async with _cancelled_at_end() as tasks:
+            work = [
+                asyncio.create_task(self._fill(choice, each))
+                for choice, each in zip(choices, asked, strict=True)
+            ]
+            gone = asyncio.create_task(_until_gone(request))
+            tasks += [*work, gone]
+            made: asyncio.Future[Any] = asyncio.gather(*work)
+            either: list[asyncio.Future[Any]] = [made, gone]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not made.done():
+                made.cancel()
+                return Response(status_code=_GONE)
+            made.result()
+        messages = [
+            message_of(wanted, choice, prompts[0], chat) for choice in choices if answer.is_chat
+        ]
+        self._count(choices)
+        return JSONResponse(answer.whole(wanted, prompts, choices, messages, self._tokenizer))
+
+    def _asked(
+        self, wanted: Wanted, prompts: Sequence[Sequence[int]]
+    ) -> list[open_session.Request]:
+        """Returns the requests of all completions; raises `RequestError` without room for them."""
+        most = self._exchange.session.max_length
+        for ids in prompts:
+            if len(ids) + (wanted.max_tokens or 1) > most:
+                raise RequestError(
+                    400,
+                    f"the prompt has {len(ids)} tokens, {wanted.max_tokens or 1} may follow, and "
+                    f"this server has room for {most}: send fewer, or lower max_tokens",
+                    "messages" if wanted.messages is not None else "prompt",
+                    "context_length_exceeded",
+                )
+        seed = secrets.randbits(31) if wanted.seed is None else wanted.seed % 2**31
+        return [
+            open_session.Request(
+                ids=ids,
+                address=Address(seed, p, n),
+                start=len(ids),
+                max_tokens=wanted.max_tokens or most - len(ids),
+                sampling=wanted.sampling,
+            )
+            for p, ids in enumerate(prompts)
+            for n in range(wanted.n)
+        ]
+
+    async def _fill(self, choice: Choice, asked: open_session.Request) -> None:
+        async with contextlib.aclosing(self._exchange.complete(asked)) as parts:
+            async for drawn in parts:
+                choice.add(drawn)
+                if choice.finish_reason is not None:
+                    return
+
+    async def _streamed(
+        self,
+        answer: Answer,
+        wanted: Wanted,
+        prompts: Sequence[Sequence[int]],
+        choices: Sequence[Choice],
+        asked: Sequence[open_session.Request],
+        chat: ChatFormat | None,
+    ) -> AsyncIterator[str]:
+        """Yields the events of a streamed answer."""
+        parts: asyncio.Queue[Mapping[str, Any] | OverloadedError | EndedError | None]
+        parts = asyncio.Queue()
+
+        async def follow(choice: Choice, each: open_session.Request) -> None:
+            prompt = prompts[choice.index // wanted.n]
+            stream = Stream(answer, wanted, choice, prompt, chat, self._tokenizer)
+            try:
+                for part in stream.first():
+                    parts.put_nowait(part)
+                async with contextlib.aclosing(self._exchange.complete(each)) as drawn:
+                    async for some in drawn:
+                        choice.add(some)
+                        for part in stream.next():
+                            parts.put_nowait(part)
+                        if choice.finish_reason is not None:
+                            break
+                parts.put_nowait(None)
+            except (OverloadedError, EndedError) as error:
+                parts.put_nowait(error)
+
+        async with _cancelled_at_end() as tasks:
+            tasks += [
+                asyncio.create_task(follow(*each)) for each in zip(choices, asked, strict=True)
+            ]
+            num_open = len(choices)
+            while num_open:
+                part = await parts.get()
+                if part is None:
+                    num_open -= 1
+                elif isinstance(part, OverloadedError | EndedError):
+                    yield _event(error_body(_refusal_of(part)))
+                    return
+                else:
+                    yield _event(answer.chunk([part]))
+        if wanted.with_usage:
+            yield _event(answer.chunk([], usage=usage(prompts, choices)))
+        self._count(choices)
+        yield "data: [DONE]\n\n"
+
+    def _count(self, choices: Sequence[Choice]) -> None:
+        self.num_answered += 1
+        self.num_tokens += sum(len(choice.ids) for choice in choices)
+
+
+async def _body(request: Request) -> Any:
+    """Reads the JSON of a request; raises `RequestError` if it is too long or is none."""
+    too_long = RequestError(
+        413, f"the body has more than {_MOST_BYTES >> 20} MiB", code="request_too_large"
+    )
+    if int(request.headers.get("content-length") or 0) > _MOST_BYTES:
+        raise too_long
+    content = bytearray()
+    try:
+        async with asyncio.timeout(_MOST_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > _MOST_BYTES:
+                    raise too_long
+    except TimeoutError:
+        raise RequestError(408, "the body did not come in time") from None
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise RequestError(400, "the body is not JSON") from None
+
+
+async def _until_gone(request: Request) -> None:
+    """Waits until the client hangs up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.asynccontextmanager
+async def _cancelled_at_end() -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Yields a list of tasks that end with the block."""
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _event(body: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+def _refusal_of(error: OverloadedError | EndedError) -> RequestError:
+    if isinstance(error, EndedError):
+        return RequestError(503, "the server ends")
+    return RequestError(
+        429, "too many requests are under way: try again later", code="rate_limit_exceeded"
+    )
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    headers = {"Retry-After": "1"} if error.status == 429 else None
+    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+
+
+def _refuse_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path} is not supported"
+    return _refuse(request, RequestError(error.status_code, message))

@@ -1,0 +1,70 @@
+"""A completion as its tokens come: its text, and where a stop string ends it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.generation.open_session import Drawn
+
+_PART = "�"
+"""What a decoder writes for a part of a character."""
+
+
+class Choice:
+    """One of a request's completions."""
+
+    def __init__(self, index: int, tokenizer: ChatTokenizer, stop: Sequence[str]):
+        """**Arguments:**
+
+        - `index`: its number among those of the request.
+        - `tokenizer`: the tokenizer.
+        - `stop`: strings that end it, which its text does not have.
+        """
+        self.index, self._tokenizer, self._stop = index, tokenizer, stop
+        self.ids: list[int] = []
+        self.logps: list[float] = []
+        self.finish_reason: Literal["stop", "length"] | None = None
+        self.text = ""
+        """The text so far, up to a stop string."""
+        self._num_sent = 0
+
+    def add(self, drawn: Drawn) -> None:
+        """Adds tokens; a stop string in their text ends the completion with its last token."""
+        before = len(self.ids)
+        self.ids += drawn.ids.tolist()
+        self.logps += drawn.logps.tolist()
+        self.text, self.finish_reason = self._text_of(len(self.ids)), drawn.finish_reason
+        if (place := self._place_of_stop(self.text)) is None:
+            return
+        # The first token with which a stop string is whole is the last one.
+        number = next(
+            n
+            for n in range(before + 1, len(self.ids) + 1)
+            if self._place_of_stop(self._text_of(n)) is not None
+        )
+        del self.ids[number:], self.logps[number:]
+        self.text, self.finish_reason = self.text[:place], "stop"
+
+    def delta(self) -> str:
+        """Returns the text since the last call that nothing which follows can change."""
+        end = len(self.text)
+        if self.finish_reason is None:
+            end -= len(self.text) - len(self.text.rstrip(_PART))
+            end -= max((_overlap(self.text[:end], each) for each in self._stop), default=0)
+        start, self._num_sent = self._num_sent, max(self._num_sent, end)
+        return self.text[start : self._num_sent]
+
+    def _text_of(self, number: int) -> str:
+        (text,) = self._tokenizer.decode_completions([self.ids[:number]])
+        return text
+
+    def _place_of_stop(self, text: str) -> int | None:
+        """Returns where the first stop string begins."""
+        places = (text.find(each) for each in self._stop)
+        return min((place for place in places if place >= 0), default=None)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the number of characters at the end of a text with which a stop string begins."""
+    most = min(len(text), len(stop) - 1)
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,63 @@
+"""A server of the endpoint, in a thread of its own."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import uvicorn
+
+from grpo_eqx.common.errors import UserError, first_line
+from grpo_eqx.environments.endpoint.app import Endpoint
+
+_TO_START = 30.0
+_TO_END = 10.0
+"""Seconds after which the server's thread is left to itself."""
+
+
+@contextlib.contextmanager
+def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
+    """Serves an endpoint within the block, and yields its address, as in `http://127.0.0.1:8000`.
+
+    **Arguments:**
+
+    - `endpoint`: the endpoint.
+    - `host`, `port`: where it listens; port 0 is any that is free.
+
+    Raises `UserError` if it cannot listen there.
+    """
+    try:
+        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(kind, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"cannot listen at {host} port {port} ({first_line(error)}): use another --port, or 0 "
+            f"for any that is free."
+        ) from error
+    with contextlib.closing(listener):
+        config = uvicorn.Config(
+            endpoint.app, log_level="error", access_log=False, lifespan="off",
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        thread = threading.Thread(
+            target=server.run, args=([listener],), daemon=True, name="endpoint"
+        )
+        thread.start()
+        try:
+            name = f"[{host}]" if ":" in host else host
+            yield f"http://{name}:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(_TO_END)
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
