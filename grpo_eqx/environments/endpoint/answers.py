@@ -14,7 +14,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class Answer(NamedTuple):
-    """What all parts of an answer have."""
+    """Facts that all parts of an answer share."""
 
     number: str
     """Its id."""

@@ -7,7 +7,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation.open_session import Drawn
 
 _PART = "�"
-"""What a decoder writes for a part of a character."""
+"""Text that a decoder writes for a part of a character."""
 
 
 class Choice:

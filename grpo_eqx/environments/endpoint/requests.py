@@ -42,7 +42,7 @@ class RequestError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a request asks for."""
+    """Completions that a request asks for, and how."""
 
     messages: Sequence[Mapping[str, Any]] | None = None
     """Conversation to continue, as chat templates read it."""
