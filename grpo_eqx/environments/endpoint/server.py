@@ -27,17 +27,17 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
 
     Raises `UserError` if it cannot listen there.
     """
-    try:
-        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(kind, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"cannot listen at {host} port {port} ({first_line(error)}): use another --port, or 0 "
-            f"for any that is free."
-        ) from error
-    with contextlib.closing(listener):
+    with contextlib.ExitStack() as stack:
+        try:
+            kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"cannot listen at {host} port {port} ({first_line(error)}): use another --port, "
+                f"or 0 for any that is free."
+            ) from error
         config = uvicorn.Config(
             endpoint.app, log_level="error", access_log=False, lifespan="off",
             timeout_graceful_shutdown=2,

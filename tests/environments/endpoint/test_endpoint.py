@@ -127,7 +127,7 @@ def test_a_stream_is_the_same_in_parts(server: Served, stop: str | None) -> None
         reasons[choice.index] = choice.finish_reason
         if choice.logprobs is not None:
             logps[choice.index] += [x.logprob for x in choice.logprobs.content]
-    assert len(parts) > 4
+    assert len(parts) >= 4  # a first one of each, and one for each time that decoding pauses
     assert texts == [each.message.content for each in whole.choices]
     assert reasons == [each.finish_reason for each in whole.choices]
     assert logps == [[x.logprob for x in each.logprobs.content] for each in whole.choices]
