@@ -236,8 +236,8 @@ COMMANDS = {
     "train --reward-funcs mine.py:brief": "functions of your own are passed in a script",
     "train --reward-funcs right": "no reward function named 'right'",
     "train --chat-template nowhere": "chat_template 'nowhere' cannot be read",
-    "trian": "use one of train, plan, compile, eval, report, export, check, inspect, doctor, "
-    "launch (did you mean train?)",
+    "trian": "use one of train, plan, compile, eval, report, export, check, inspect, serve, "
+    "doctor, launch (did you mean train?)",
     "": "a subcommand is missing: use one of train",
     "--steps 2 train": "--steps comes before the subcommand (train",
     "train config.yaml": "'config.yaml' is not a flag: flags start with --, or use --config",
