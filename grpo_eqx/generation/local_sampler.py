@@ -154,10 +154,6 @@ class LocalSampler(Sampler):
         ids, mask = shard(
             _padded(prompts, self.options.pad_id, width), layout.sharding(layout.prompts)
         )
-        seed, steps, rows = (
-            np.uint32(self.options.seed),
-            *np.array([group[0].address[:2] for group in groups], np.int32).T,
-        )
         if has_turns:
             processes = {device.process_index for device in self.mesh.devices.flat}
             if jax.process_index() not in processes:
@@ -179,13 +175,14 @@ class LocalSampler(Sampler):
             if len(processes) < jax.process_count():
                 return Shared(session, trajectories, min(processes))
             return session
+        steps, rows = np.array([group[0].address[:2] for group in groups], np.int32).T
         assert len({*steps}) == 1, "trajectories of one step are submitted together"
         key = self.key(len(groups), num_generations, width, sampling)
         self._compiler.ensure(
             key, lambda: self.lower(shapes_of(model, model.shardings(self.mesh)), *key)
         )
         generated = self._jitted(
-            model, ids, mask, seed, steps[0], rows,
+            model, ids, mask, np.uint32(self.options.seed), steps[0], rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token
             num_generations, sampling,
         )  # fmt: skip

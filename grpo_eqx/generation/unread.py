@@ -43,10 +43,6 @@ class Unread:
         """
         self._runs[number] = _Run(list(tokens), at_once)
 
-    def drop(self, number: int) -> None:
-        """Has nothing more read of a run."""
-        self._runs.pop(number, None)
-
     def take(self, place: Callable[[int], tuple[int, int]]) -> tuple[Readers, dict[int, bool]]:
         """Takes the next tokens of as many runs as can be read at once.
 
