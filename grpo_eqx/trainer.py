@@ -33,7 +33,9 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.environments.acting import ActingSampler, make_acting
+from grpo_eqx.environments.acting import ActingSampler
+from grpo_eqx.environments.harness import Harness, HarnessReward, harness_name
+from grpo_eqx.environments.make_acting import make_acting
 from grpo_eqx.environments.pool import Environments, Factory
 from grpo_eqx.environments.rollout_func import RolloutFunc
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
@@ -153,6 +155,7 @@ class GRPOTrainer:
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Factory | Mapping[str, Factory] | None = None,
         rollout_func: RolloutFunc | None = None,
+        harness: Harness | str | None = None,
         trackers: Sequence[Tracker] = (),
         callbacks: Sequence[Callback] = (),
         args: GRPOConfig | None = None,
@@ -184,6 +187,9 @@ class GRPOTrainer:
           prompt of each problem.
         - `rollout_func`: makes the completions of a step in place of the trainer, which generates
           for it: see `grpo_eqx.environments.RolloutFunc`.
+        - `harness`: a function `run(endpoint, row)` that has an agent make a completion, over HTTP,
+          and returns its reward: see `grpo_eqx.environments.Harness`. Or a command line, in place
+          of `cfg.harness`.
         - `trackers`: destinations of metrics besides the run folder.
         - `callbacks`: objects that are told of the run's events, and may end it.
         - `args`, `train_dataset`, `eval_dataset`, `processing_class`: TRL's names of `cfg`,
@@ -199,7 +205,7 @@ class GRPOTrainer:
         cfg = one_of(args=args, cfg=cfg)
         train_data = one_of(train_dataset=train_dataset, train_data=train_data)
         eval_data = one_of(eval_dataset=eval_dataset, eval_data=eval_data)
-        given = as_config(cfg, model, train_data, eval_data)
+        given = as_config(cfg, model, train_data, eval_data, harness)
         join_run(given, callbacks)  # before a user's class may touch devices
         self._environments = Environments(
             tools, environment_factory, given.tool_timeout, given.tool_workers
@@ -207,6 +213,7 @@ class GRPOTrainer:
         if self._environments.make_prompts and given.data == EMBEDDED_DATA and train_data is None:
             self._environments.check_rewarded(reward_funcs)
             train_data = Seeds()
+        own_harness = given.harness if harness is None else harness
         passed = Passed(
             model=None if isinstance(model, str | Path) else model,
             tokenizer=one_of(processing_class=processing_class, tokenizer=tokenizer),
@@ -218,7 +225,10 @@ class GRPOTrainer:
             loss_backend=loss_backend,
             tools=self._environments.schemas,
             rollout_func=rollout_func,
-            changes_prompts=bool(self._environments.kinds) or rollout_func is not None,
+            harness=None if isinstance(harness, str) else harness,
+            changes_prompts=bool(self._environments.kinds)
+            or rollout_func is not None
+            or own_harness is not None,
         )
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
@@ -237,20 +247,29 @@ class GRPOTrainer:
         )
         self.cfg = cfg = given.resolved(architecture).with_absolute_paths()
         self._lock = folder_lock(cfg)
-        own_rewards = self._environments.own_rewards
+        own_rewards = dict(self._environments.own_rewards)
+        if own_harness is not None:
+            own_rewards[harness_name(own_harness)] = HarnessReward(harness_name(own_harness))
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs, own_rewards))
         if eval_func is gsm8k.correct:
             eval_func = self._environments.own_score or eval_func
+            eval_func = (
+                eval_func if own_harness is None else HarnessReward(harness_name(own_harness))
+            )
         games = self._environments.game_rewards
         scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics, games))
         self._code = self._environments.code  # of what acts in completions
         if rollout_func is not None:
             self._code = {**self._code, func_name(rollout_func): rollout_func}
+        if passed.harness is not None:
+            self._code = {**self._code, harness_name(passed.harness): passed.harness}
         check_same_code({**self.rewards.funcs, **scorer.funcs, **self._code})
         replaced = passed.described()
         replaced |= self._environments.described()
         if rollout_func is not None:
             replaced["rollout_func"] = func_name(rollout_func)
+        if passed.harness is not None:
+            replaced["harness"] = harness_name(passed.harness)
         if reward_funcs is not None or own_rewards:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
@@ -306,8 +325,9 @@ class GRPOTrainer:
             self.programs.update_rows, cfg, self._run.passes,
         )  # fmt: skip
         self._acting = make_acting(
-            self.sampler, self._environments, self.tokenizer, cfg, passed.rollout_func
-        )
+            self.sampler, self._environments, self.tokenizer, cfg, passed.rollout_func,
+            passed.harness or cfg.harness, self._run.open_shape,
+        )  # fmt: skip
         self._step_metrics = StepMetrics(
             cfg, self.sampler, self._learner, self.programs.compiler.num_shapes, rate
         )
@@ -352,7 +372,7 @@ class GRPOTrainer:
             self._environments.check_columns(each.columns)
         acts, workers = bool(self._environments.kinds), self.cfg.reward_workers
         # What a function adds to the columns is not known before it is called.
-        if self._run.passed.rollout_func is None:
+        if not self._run.makes_completions:
             check_signatures(
                 funcs, problems[0].columns, environments=acts, workers=workers, in_training=True
             )
@@ -744,7 +764,7 @@ class GRPOTrainer:
             self.rewards.try_out(problem, text, ids)
             return
         if not isinstance(self._acting, ActingSampler):
-            return  # what they get is not known before the function is called
+            return  # what they get is not known before the function is called, or the agent
         with self._acting.trial(problem) as start:
             messages = [{"role": "assistant", "content": text}]
             acted = Acted([start.content], [messages], [start.dialogue.environment], [ToolCounts()])

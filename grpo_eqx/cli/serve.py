@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hmac
 import os
 import signal
 from collections.abc import Iterator
@@ -62,7 +63,9 @@ class Serve(Subcommand):
         return 0
 
     def _serve(self) -> None:
+        from grpo_eqx.environments.chat_format import ChatFormats
         from grpo_eqx.environments.endpoint.app import Endpoint
+        from grpo_eqx.environments.endpoint.clients import Guest
         from grpo_eqx.environments.endpoint.exchange import Exchange
         from grpo_eqx.environments.endpoint.server import is_loopback, served
         from grpo_eqx.evaluation.served_model import ServedModel
@@ -83,7 +86,13 @@ class Serve(Subcommand):
         model = ServedModel(self.model, settings, stages.say)
         session = model.session(self.max_num_seqs, self.max_model_len)
         exchange = Exchange(session)
-        endpoint = Endpoint(exchange, model.tokenizer, model.name, key)
+        guest = Guest(session.max_length)
+
+        def client_of(given: str) -> Guest | None:
+            is_known = key is None or hmac.compare_digest(given.encode(), key.encode())
+            return guest if is_known else None
+
+        endpoint = Endpoint(exchange, ChatFormats(model.tokenizer), model.name, client_of)
         with _asked_to_end() as asked, served(endpoint, self.host, self.port) as address:
             print_clean(f"{model.name} is at {address}/v1, with up to {session.max_length} tokens")
             exchange.run(lambda: bool(asked))

@@ -8,7 +8,7 @@ from grpo_eqx.data.prompts import Conversation
 
 
 class ToolCounts(NamedTuple):
-    """Calls of tools and of environments in completions."""
+    """Calls of tools and of environments in completions, and requests of agents."""
 
     completions: float = 1
     turns: float = 0
@@ -17,9 +17,17 @@ class ToolCounts(NamedTuple):
     failures: float = 0
     """Calls that raised, took too long, or named no tool."""
     lost: float = 0
-    """Completions whose environment failed."""
+    """Completions whose environment or agent failed."""
     seconds: float = 0.0
-    """Seconds of all calls, which may overlap."""
+    """Seconds of all calls, which may overlap, or of the agents."""
+    requests: float = 0
+    """Requests of agents that were answered."""
+    forks: float = 0
+    """Trajectories that agents began besides the first of a completion."""
+    drifted_tokens: float = 0
+    """Tokens that agents sent back otherwise than they were drawn, and that are not trained."""
+    refused: float = 0
+    """Requests of agents for which there was no room."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Trajectories: what sampling leaves of each completion, on the host."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -52,10 +52,19 @@ class Trajectory:
     """Why it ended; `None` where it goes on."""
     awaits_reply: bool = False
     """Whether it goes on with a reply to its last turn, which is not there yet."""
+    forks: Sequence["Trajectory"] = ()
+    """Further trajectories of the sample, whose agent rewrote its history or began another
+    dialogue. The sample's advantage counts for each."""
 
     def __len__(self) -> int:
         """Returns the number of tokens of the completion."""
         return len(self.ids)
+
+    @property
+    def all_of_sample(self) -> "Iterator[Trajectory]":
+        """All trajectories of the sample, this one first."""
+        yield self
+        yield from self.forks
 
     def completed(
         self,

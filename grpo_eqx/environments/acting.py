@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from grpo_eqx.common.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.data.acted import Acted, ToolCounts
 from grpo_eqx.data.batches import padded_length
 from grpo_eqx.data.prompts import Prompt
@@ -20,13 +20,11 @@ from grpo_eqx.distributed.exchange import gather_json, own_share, raise_on_all_h
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
-from grpo_eqx.environments.rollout_func import FunctionSampler, RolloutFunc
 from grpo_eqx.environments.starts import Start, started, with_one_prompt
 from grpo_eqx.generation.pending import Ahead
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, Until
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.settings.config import GRPOConfig
 
 
 class ActingSampler(Sampler):
@@ -200,75 +198,6 @@ class ActingSampler(Sampler):
                 f"max_completion_length is {self._max_completion_length}: raise it, or return the "
                 f"same prompt for the same row."
             )
-
-
-def make_acting(
-    sampler: Sampler,
-    environments: Environments,
-    tokenizer: ChatTokenizer,
-    cfg: GRPOConfig,
-    rollout_func: RolloutFunc | None = None,
-) -> ActingSampler | FunctionSampler | None:
-    """Returns the sampler of a run whose completions act; `None` where they do not.
-
-    Raises `UserError` for settings that would do nothing, and for tools in a run that cannot have
-    them.
-    """
-    limits = ToolLimits.of(cfg)
-    if environments and rollout_func is not None:
-        raise UserError(
-            "rollout_func is passed, and so are tools or environments, which it would have to "
-            "call: pass one of them."
-        )
-    if (environments or rollout_func is not None) and cfg.router_replay:
-        raise UserError(
-            "router_replay is set, and tools, environments or a rollout_func are passed, whose "
-            "tokens have no recorded experts: leave it off."
-        )
-    acts = bool(environments) or rollout_func is not None
-    if acts and cfg.rollout_devices is not None and jax.process_count() > 1:
-        raise UserError(
-            f"rollout_devices is {cfg.rollout_devices}, and tools, environments or a rollout_func "
-            f"are passed: over {jax.process_count()} processes, all of them act and only some "
-            f"would sample; leave rollout_devices unset, or use one process."
-        )
-    if rollout_func is not None and cfg.max_staleness:
-        raise UserError(
-            f"max_staleness is {cfg.max_staleness}, and a rollout_func is passed, which makes "
-            f"whole completions: leave it at 0."
-        )
-    if environments:
-        assert cfg.max_completion_length is not None  # resolved
-        if limits.max_response_length is None and limits.truncate_side != "middle":
-            raise UserError(
-                f"tool_response_truncate_side is {limits.truncate_side}, and without "
-                f"max_tool_response_length nothing is truncated: set that, or leave it off."
-            )
-        if (limits.max_response_length or 0) >= cfg.max_completion_length:
-            raise UserError(
-                f"max_tool_response_length is {limits.max_response_length} and "
-                f"max_completion_length, in which answers count, is {cfg.max_completion_length}: "
-                f"an answer of that length would never fit; lower the first, or raise the second."
-            )
-        return ActingSampler(
-            sampler, environments, tokenizer, limits,
-            max_prompt_length=cfg.max_prompt_length,
-            max_completion_length=cfg.max_completion_length,
-        )  # fmt: skip
-    if limits != ToolLimits():
-        names = (
-            "max_tool_calling_iterations", "tool_timeout", "max_tool_response_length",
-            "tool_response_truncate_side", "tool_failures",
-        )  # fmt: skip
-        defaults = GRPOConfig()
-        name = next(n for n in names if getattr(cfg, n) != getattr(defaults, n))
-        raise UserError(
-            f"{name} is {getattr(cfg, name)}, and no tools or environments are passed: it would do "
-            f"nothing; pass tools or environment_factory to GRPOTrainer, or leave it unset."
-        )
-    if rollout_func is not None:
-        return FunctionSampler(rollout_func, sampler, tokenizer, cfg)
-    return None
 
 
 @contextlib.contextmanager

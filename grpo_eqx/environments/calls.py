@@ -67,13 +67,16 @@ class Calls:
     which does not keep the process from ending.
     """
 
-    def __init__(self, timeout: float | None = None, num_workers: int = 0):
+    def __init__(self, timeout: float | None = None, num_workers: int = 0, most: int | None = None):
         """**Arguments:**
 
         - `timeout`: limit of a call in seconds; by default none.
         - `num_workers`: number of workers, for calls of tools in them.
+        - `most`: number of calls that run at a time; by default, all async ones do.
         """
-        self.timeout, self._num_workers = timeout, num_workers
+        self.timeout, self._num_workers, self._most = timeout, num_workers, most
+        self._ping: concurrent.futures.Future[None] | None = None
+        self._pinged = 0.0
         self._loop = LoopThread(THREAD, _warn_of_a_task)
         self._new_semaphores()
 
@@ -107,6 +110,16 @@ class Calls:
                 "await whatever it waits for, or make it a plain function, which runs in a thread."
             ) from None
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a call has blocked the event loop for a while; asked again and again.
+
+        `result` then raises the error.
+        """
+        if self._ping is None or self._ping.done():
+            self._ping, self._pinged = self._loop.run(asyncio.sleep(0)), time.monotonic()
+        return time.monotonic() - self._pinged > GRACE
+
     def close_all(self, objects: Sequence[Any]) -> list[concurrent.futures.Future[list[Outcome]]]:
         """Starts to call `close` of those objects that have it; warns of each that fails.
 
@@ -128,7 +141,7 @@ class Calls:
 
     def _new_semaphores(self) -> None:
         """Makes what holds calls back until a thread or a worker is free for them."""
-        self._threads = asyncio.Semaphore(MOST_THREADS)  # belongs to an event loop
+        self._threads = asyncio.Semaphore(self._most or MOST_THREADS)  # belongs to an event loop
         self._workers = asyncio.Semaphore(self._num_workers)
 
     async def _gathered(self, calls: Sequence[Call], timeout: float | None) -> list[Outcome]:
@@ -150,7 +163,7 @@ class Calls:
         is_async, free = inspect.iscoroutinefunction(call.func), self._threads
         if isinstance(call.func, InWorker):
             free, timeout = self._workers, None  # its worker is killed then
-        async with contextlib.nullcontext() if is_async else free:
+        async with contextlib.nullcontext() if is_async and self._most is None else free:
             start = time.monotonic()
             task = asyncio.ensure_future(_awaited(call) if is_async else _in_thread(call))
             done, _ = await asyncio.wait([task], timeout=timeout)
@@ -168,6 +181,16 @@ async def _awaited(call: Call) -> Outcome:
         return Outcome(None, error)
     finally:
         LEFT.record()
+
+
+async def awaited(func: Callable[[], Any]) -> Any:
+    """Calls a function, a plain one in a thread, and returns its result or raises its error."""
+    if inspect.iscoroutinefunction(func):
+        return await func()
+    outcome = await _in_thread(Call(func, {}))
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result
 
 
 async def _in_thread(call: Call) -> Outcome:

@@ -337,6 +337,23 @@ class ChatFormat:
         return message
 
 
+class ChatFormats:
+    """Formats of a tokenizer's dialogues, each made once it is needed."""
+
+    def __init__(self, tokenizer: ChatTokenizer):
+        self.tokenizer = tokenizer
+        self._made: dict[bool, ChatFormat] = {}
+
+    def of(self, *, has_tools: bool) -> ChatFormat:
+        """Returns the format of dialogues with or without tools.
+
+        Raises `UserError` for a chat template that cannot write those with tools.
+        """
+        if has_tools not in self._made:
+            self._made[has_tools] = ChatFormat(self.tokenizer, has_tools=has_tools)
+        return self._made[has_tools]
+
+
 _REWRITES = (
     "the chat template renders a turn of the model otherwise once others follow it, so the tokens "
     "that were sampled would not be those that are trained: set chat_template to a file with a "

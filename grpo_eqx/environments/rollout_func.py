@@ -24,6 +24,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.environments.dialogues import is_ids
 from grpo_eqx.environments.function_results import OF_TOKENS, read_completions
 from grpo_eqx.environments.starts import with_one_prompt
+from grpo_eqx.generation.pending import Deferred
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, Until
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
@@ -123,7 +124,7 @@ class FunctionSampler(Sampler):
     ) -> PendingSamples:
         assert problems is not None, "the function gets their prompts"
         assert responder is None, "the function makes whole completions"
-        return _PendingCall(lambda: self._completed(trajectories, problems, sampling))
+        return Deferred(lambda: self._completed(trajectories, problems, sampling))
 
     def __enter__(self) -> "FunctionSampler":
         return self
@@ -353,19 +354,6 @@ def _in_groups(turns: Sequence[_Turn], size: int) -> bool:
     prompts = [turn.prompt_ids for turn in turns]
     groups = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     return all(group == [group[0]] * size for group in groups)
-
-
-@dataclasses.dataclass
-class _PendingCall(PendingSamples):
-    """A function that is called when its completions are needed."""
-
-    call: Callable[[], Sampled]
-    made: Sampled | None = None
-
-    def result(self) -> Sampled:
-        if self.made is None:
-            self.made = self.call()
-        return self.made
 
 
 class _Silent(Responder):

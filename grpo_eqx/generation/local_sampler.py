@@ -31,7 +31,7 @@ from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.sent_weights import WeightSender
 from grpo_eqx.generation.session import Kept, Session
 from grpo_eqx.generation.stopping import Stopping
-from grpo_eqx.generation.turn_programs import Draws, TurnPrograms, reads_of
+from grpo_eqx.generation.turn_programs import READS, Draws, TurnPrograms, reads_of
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.arrays import fetch, shapes_of, shard
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
@@ -199,6 +199,15 @@ class LocalSampler(Sampler):
         Raises `UserError` where the devices cannot split the slots evenly.
         """
         assert self._weights is not None, "set_weights comes first"
+        model, _ = self._weights
+        programs, options = self.open_programs(num_slots, max_length)
+        shapes = shapes_of(model, model.shardings(self.mesh))
+        for each in programs.to_compile(shapes, 1, options.sampling, [*READS], opens=True):
+            self._compiler.ensure(each.key, each.lower)
+        return OpenSession(programs, model, options)
+
+    def open_programs(self, num_slots: int, max_length: int) -> tuple[TurnPrograms, SamplerOptions]:
+        """Returns the programs of an open session, and its options."""
         options = dataclasses.replace(
             self.options, max_completion_length=max_length - 1, max_num_seqs=None
         )
@@ -207,7 +216,7 @@ class LocalSampler(Sampler):
             self._open[num_slots, max_length] = TurnPrograms(
                 options, lay_out, (num_slots, 1), self._compiler
             )
-        return OpenSession(self._open[num_slots, max_length], self._weights[0], options)
+        return self._open[num_slots, max_length], options
 
     def _kept(
         self, trajectories: Sequence[Trajectory], width: int, until: Until | None

@@ -1,8 +1,9 @@
-"""Completions that are sampled in a thread, or in some of the processes of a run."""
+"""Completions that are sampled later, in a thread, or in some of the processes of a run."""
 
+import dataclasses
 import io
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,6 +12,19 @@ import numpy as np
 from grpo_eqx.data.trajectory import Trajectory, arrays_of, with_arrays
 from grpo_eqx.distributed.exchange import bytes_from, raise_on_all_hosts
 from grpo_eqx.generation.sampler import PendingSamples, Sampled, SamplingCounts
+
+
+@dataclasses.dataclass
+class Deferred(PendingSamples):
+    """Completions that a function makes once they are needed."""
+
+    make: Callable[[], Sampled]
+    made: Sampled | None = None
+
+    def result(self) -> Sampled:
+        if self.made is None:
+            self.made = self.make()
+        return self.made
 
 
 class Ahead(PendingSamples):

@@ -52,6 +52,18 @@ class Sampling(eqx.Module):
 GREEDY = Sampling(temperature=0.0)
 
 
+def shapes_of_each(sampling: Sampling, number: int, sharding: jax.sharding.Sharding) -> Sampling:
+    """Returns the shapes of sampling that has numbers for each of `number` rows."""
+    shape = jax.ShapeDtypeStruct((number, 1, 1), jnp.float32, sharding=sharding)
+    truncates = sampling.top_p is not None or sampling.min_p is not None
+    return eqx.tree_at(
+        lambda x: (x.temperature, x.top_p, x.min_p),
+        Sampling(top_k=sampling.top_k),
+        (shape, *[shape if truncates else None] * 2),
+        is_leaf=lambda x: x is None,
+    )
+
+
 def sample_tokens(
     logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"], sampling: Sampling
 ) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:

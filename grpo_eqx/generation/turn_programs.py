@@ -14,7 +14,7 @@ from grpo_eqx.common.random_keys import completion_keys
 from grpo_eqx.data.trajectory import Address
 from grpo_eqx.generation.engine import begin
 from grpo_eqx.generation.options import SamplerOptions, weights_moved_by_layer
-from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.generation.sampling import Sampling, shapes_of_each
 from grpo_eqx.generation.slots import SlotQueue, Slots, laid_out_prompts, prompt_shardings
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.generation.turns import (
@@ -164,6 +164,8 @@ class TurnPrograms:
         prompt_width: int,
         sampling: Sampling,
         reads: Sequence[int] = (TOKENS_AT_ONCE,),
+        *,
+        opens: bool = False,
     ) -> Iterator[TurnProgram]:
         """Yields the programs in the order of their use.
 
@@ -173,8 +175,11 @@ class TurnPrograms:
         - `prompt_width`: tokens of a padded prompt.
         - `sampling`: how tokens are drawn.
         - `reads`: numbers of tokens, of `READS`, that slots read at once.
+        - `opens`: whether requests come at any time, each with its own sampling.
         """
         P, G = self.batch
+        by_row = self.layout.sharding(self.layout.prompts)
+        drawn = shapes_of_each(sampling, P * G, by_row) if opens else sampling
 
         @functools.cache
         def moved() -> CausalLM:
@@ -195,7 +200,7 @@ class TurnPrograms:
             stopping = self._options.stopping
             stopping = shapes_of(stopping, jax.tree.map(lambda x: whole, stopping))
             return self.decode.lower(
-                weights, slots, draws, stopping, *[_shape((), jnp.int32)] * 2, sampling
+                weights, slots, draws, stopping, *[_shape((), jnp.int32)] * 2, drawn
             )
 
         def read(tokens: int) -> jax.stages.Lowered:
@@ -205,6 +210,12 @@ class TurnPrograms:
         def admit() -> jax.stages.Lowered:
             _, prompts, slots = begun()
             return self.admit.lower(prompts, slots, self._shape_of_completions())
+
+        def open_() -> jax.stages.Lowered:
+            dtypes = bool, bool, jnp.int32, jnp.int32
+            return self.open.lower(
+                begun()[2], Opened(*(_shape((P * G,), dtype, by_row) for dtype in dtypes))
+            )
 
         def program(
             name: str, lower: Callable[[], jax.stages.Lowered], beside: Callable[[], Any]
@@ -223,6 +234,8 @@ class TurnPrograms:
             lambda: self._slots.lower(begun()[1], *self._shapes_of_first()),
             lambda: begun()[0],
         )
+        if opens:
+            yield program(OPEN, open_, kept)
         yield program(DECODE, decode, kept)
         for tokens in reads:
             yield program(READS[tokens], functools.partial(read, tokens), kept)

@@ -17,6 +17,7 @@ from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.rows import Rows, pack, place_tokens, take_tokens, with_loss
 from grpo_eqx.training.scorer import Scorer
+from grpo_eqx.training.sequences import Sequences, sequences_of
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.updater import Updater
 
@@ -26,7 +27,8 @@ _T = TypeVar("_T")
 class _Packed(NamedTuple):
     """Groups of a rollout, in rows."""
 
-    groups: slice
+    sequences: Sequences
+    """Their trajectories, with the numbers of their samples in the rollout."""
     packing: Packing
     rows: Rows
 
@@ -35,8 +37,8 @@ class _Begun(NamedTuple):
     """A rollout that is packed, and being scored."""
 
     shares: list[_Packed]
-    packing: Packing
-    """Packing of the whole rollout, in whose rows the scores are."""
+    whole: _Packed
+    """The whole rollout, in whose rows the scores are."""
     scores: dict[str, Array]
     """Log-probs under other policies, by their field of `Rows`."""
 
@@ -89,7 +91,7 @@ class Learner:
         reference = state.reference_model if self._passes.reference else None
         if reference is not None:
             scores["ref_logps"] = self._scorer(reference, whole.rows, is_reference=True).logps
-        self._begun = _Begun(shares, whole.packing, scores)
+        self._begun = _Begun(shares, whole, scores)
         self._packings = [share.packing for share in shares]
 
     def learn(
@@ -124,37 +126,41 @@ class Learner:
         }
 
     def _packed(self, rollout: Rollout, groups: slice, shape: RowShape) -> _Packed:
-        packing = Packing.plan(rollout.prompt_lengths[groups], rollout.lengths[groups], shape)
-        numbers = None if rollout.routes is None else range(len(rollout.groups))[groups]
-        rows = pack(rollout.groups[groups], packing, self._scorer.forward.mesh, numbers)
-        return _Packed(groups, packing, rows)
+        prompts, G = range(len(rollout.groups))[groups], len(rollout.groups[0])
+        made = sequences_of(rollout.groups[groups])
+        packing = Packing.plan(
+            np.array([len(group[0].prompt_ids) for group in made.groups]),
+            [[len(each) for each in group] for group in made.groups],
+            shape,
+        )
+        numbers = None if rollout.routes is None else prompts
+        rows = pack(made.groups, packing, self._scorer.forward.mesh, numbers)
+        samples = [prompts[n // G] * G + n % G for n in made.samples]
+        return _Packed(made._replace(samples=samples), packing, rows)
 
     def _with_loss(self, rollout: Rollout, advantages: Float[np.ndarray, "P G"]) -> list[Rows]:
         """Returns the rows of each share with what the loss reads."""
         assert self._begun is not None, "begin comes first"
-        (shares, packing, scores), self._begun = self._begun, None
+        (shares, whole, scores), self._begun = self._begun, None
         counts, mesh = self._counts(rollout), self._scorer.forward.mesh
         self.num_counted = int(rollout.num_written[counts].sum())
         per_update = max(self.num_counted, 1) / len(shares)
         of_each = {}
         if len(shares) > 1:  # each has rows of its own
-            of_each = {name: take_tokens(fetch(x), packing) for name, x in scores.items()}
+            of_each = {name: take_tokens(fetch(x), whole.packing) for name, x in scores.items()}
         return [
             with_loss(
                 share.rows,
                 share.packing,
                 mesh,
                 [
-                    each.written & counts[p, g]
-                    for p in range(len(rollout.groups))[share.groups]
-                    for g, each in enumerate(rollout.groups[p])
+                    each.written & counts.reshape(-1)[sample]
+                    for each, sample in share.sequences.with_samples()
                 ],
-                advantages[share.groups].reshape(-1),
+                advantages.reshape(-1)[share.sequences.samples],
                 per_update,
                 **{
-                    name: place_tokens(
-                        _own(values, share.groups, counts.shape), share.packing, mesh
-                    )
+                    name: place_tokens(_own(values, whole, share), share.packing, mesh)
                     for name, values in of_each.items()
                 },
                 **({} if of_each else scores),
@@ -168,7 +174,8 @@ class Learner:
         return kept & rollout.finished if self._cfg.mask_truncated_completions else kept
 
 
-def _own(values: Sequence[_T], groups: slice, shape: tuple[int, ...]) -> list[_T]:
-    """Picks the values of the completions in `groups` from those of all `P * G` completions."""
-    P, G = shape
-    return [values[p * G + g] for p in range(P)[groups] for g in range(G)]
+def _own(values: Sequence[_T], whole: _Packed, share: _Packed) -> list[_T]:
+    """Picks the values of a share's trajectories from those of the whole rollout."""
+    own = set(share.sequences.samples)
+    pairs = zip(values, whole.sequences.samples, strict=True)
+    return [value for value, sample in pairs if sample in own]

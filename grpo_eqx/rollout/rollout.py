@@ -41,13 +41,13 @@ class Rollout:
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
-        """Number of tokens in each completion."""
-        return self._of_each(len, int)
+        """Number of tokens in each completion, those of its forks included."""
+        return self._of_each(lambda x: sum(map(len, x.all_of_sample)), int)
 
     @functools.cached_property
     def num_written(self) -> Int[np.ndarray, "P G"]:
-        """Number of tokens that the model wrote in each completion."""
-        return self._of_each(lambda x: x.written.sum(), int)
+        """Number of tokens that the model wrote in each completion, and in its forks."""
+        return self._of_each(lambda x: sum(y.written.sum() for y in x.all_of_sample), int)
 
     @functools.cached_property
     def finished(self) -> Bool[np.ndarray, "P G"]:
@@ -71,8 +71,8 @@ class Rollout:
     @property
     def num_tokens(self) -> int:
         """Tokens of all completions, each with its prompt."""
-        G = self.lengths.shape[1]
-        return int(G * self.prompt_lengths.sum() + self.lengths.sum())
+        prompts = (len(x.prompt_ids) for each in self.trajectories for x in each.all_of_sample)
+        return sum(prompts) + int(self.lengths.sum())
 
     @functools.cached_property
     def ids(self) -> list[list[list[int]]]:

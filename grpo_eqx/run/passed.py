@@ -35,6 +35,8 @@ class Passed:
     """Schemas of functions that the model can call, by the environment of a problem."""
     rollout_func: Callable[..., Any] | None = None
     """Function that makes completions."""
+    harness: Callable[..., Any] | None = None
+    """Function that has an agent make a completion."""
     changes_prompts: bool = False
     """Whether environments, or the function, change prompts, which may then have up to
     `max_prompt_length` tokens."""
@@ -66,7 +68,8 @@ class Passed:
             "data" if field.name == "train_data" else field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name
-            not in ("tokenizer", "tools", "rollout_func", "changes_prompts")  # no settings
+            # no settings, or objects that have other names
+            not in ("tokenizer", "tools", "rollout_func", "harness", "changes_prompts")
         }
         return {
             setting: type(x).__name__
@@ -86,8 +89,10 @@ def one_of(**given: Any) -> Any:
     return next(iter(values.values()), None)
 
 
-def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:
-    """Returns the config of a call, with the model and data that the call names, where it does.
+def as_config(
+    cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None, harness: Any = None
+) -> GRPOConfig:
+    """Returns the config of a call, with the model, data and harness that the call names.
 
     Raises `UserError` where either is of another library, or something else.
     """
@@ -113,7 +118,7 @@ def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = Non
             f"the model is a {type(model).__name__} of torch: pass the folder that its "
             f"save_pretrained writes, or its name on the hub."
         )
-    given = {"model": model, "data": train_data, "eval_data": eval_data}
+    given = {"model": model, "data": train_data, "eval_data": eval_data, "harness": harness}
     names: dict[str, Any] = {name: str(x) for name, x in given.items() if isinstance(x, str | Path)}
     return dataclasses.replace(cfg, **names)
 

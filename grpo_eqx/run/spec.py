@@ -123,6 +123,26 @@ class RunSpec:
         ), inputs
 
     @property
+    def has_harness(self) -> bool:
+        """Whether agents make the completions, over HTTP."""
+        return self.cfg.harness is not None or self.passed.harness is not None
+
+    @property
+    def makes_completions(self) -> bool:
+        """Whether a function or agents make whole completions."""
+        return self.has_harness or self.passed.rollout_func is not None
+
+    @property
+    def open_shape(self) -> tuple[int, int]:
+        """Slots that answer agents, and limit on the tokens of a request.
+
+        Whatever the number of completions, programs are compiled for one number of slots.
+        """
+        cfg = self.cfg
+        slots = cfg.max_num_seqs or cfg.prompts_per_step * cfg.num_generations
+        return slots, cfg.max_prompt_length + self.completion_length
+
+    @property
     def passes(self) -> Passes:
         """The forward passes of a step besides its updates."""
         return Passes.of(self.cfg)

@@ -1,6 +1,6 @@
 """The programs of a run, to be compiled before anything calls them."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +13,13 @@ from grpo_eqx.generation.turn_programs import (
     ADMIT,
     DECODE,
     EXTEND,
+    OPEN,
     PREFILL,
+    READS,
     REREAD,
     SLOTS,
     WEIGHTS,
+    TurnProgram,
     reads_of,
 )
 from grpo_eqx.run.initial_state import state_shapes
@@ -133,6 +136,13 @@ def _sampling(
     owner = "parameters" if sampler.sender is None else SENT_WEIGHTS
     model = sampler.shapes_of_weights(state_shapes(run, programs.updater).model)
     batch = num_prompts, num_generations, prompt_width, sampling or sampler.options.sampling
+    if run.has_harness:
+        programs_of_turns, _ = sampler.open_programs(*run.open_shape)
+        made = programs_of_turns.to_compile(
+            model, 1, sampler.options.sampling, [*READS], opens=True
+        )
+        yield from _of_turns((each for each in made if each.key.program != OPEN), owner)
+        return
     if not run.acts and not is_carried:
         yield RunProgram(
             GENERATE,
@@ -142,7 +152,19 @@ def _sampling(
         )
         return
     reads = reads_of(responds=run.acts, is_carried=is_carried)
-    for each in sampler.turns(num_prompts, num_generations).to_compile(model, *batch[2:], reads):
+    turns = sampler.turns(num_prompts, num_generations)
+    yield from _of_turns(turns.to_compile(model, *batch[2:], reads), owner)
+
+
+def _of_turns(programs: Iterable[TurnProgram], owner: str) -> Iterator[RunProgram]:
+    """Yields the programs of a session.
+
+    **Arguments:**
+
+    - `programs`: the programs.
+    - `owner`: the arrays that hold the weights.
+    """
+    for each in programs:
         arguments = (owner,) if each.key.program == WEIGHTS else ()
         yield RunProgram(each.key.program, each.lower, arguments, each.beside, each.key)
 

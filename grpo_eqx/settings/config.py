@@ -40,6 +40,7 @@ from grpo_eqx.settings.types import (
     InnerShare,
     NonNegativeFloat,
     NonNegativeInt,
+    Port,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -153,7 +154,29 @@ class GRPOConfig:
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
     """Part of a longer answer that is kept; middle: half of either end."""
     tool_failures: Literal["answer", "stop"] = "answer"
-    """When a call raises or runs out of time: answer the model with the error, or stop the run."""
+    """When a call raises or runs out of time: answer the model with the error, or stop the run.
+    Completions of a harness that fails are left out, or stop the run."""
+
+    # Agents that speak to the model over HTTP
+    harness: str | None = None
+    """Command line of an agent, such as "python agent.py", which makes each completion. It finds
+    the model in OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and its problem as JSON on
+    standard input; a number in the last line that it prints is the reward. None: no agent, or the
+    function that GRPOTrainer is given."""
+    harness_timeout: Seconds | None = None
+    """Seconds that the harness may take for a completion. None: no limit."""
+    harness_concurrency: PositiveInt | None = None
+    """Completions that the harness works on at a time. None: 64 programs, or 256 calls of a
+    function."""
+    harness_host: str = "127.0.0.1"
+    """Address at which the first process serves the model to agents. Others than 127.0.0.1 are
+    reached from other machines, which need the secret of a completion to get an answer."""
+    harness_port: Port = 0
+    """Port of that address. 0: any that is free, another in each step."""
+    fork_threshold_tokens: NonNegativeInt = 1024
+    """Tokens of an agent's last answer that it may send back otherwise: up to that many, less one,
+    are left out of the loss; more make the rest of the dialogue a trajectory of its own, as does
+    any change of what came before."""
 
     # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)

@@ -23,6 +23,7 @@ MAY_CHANGE = frozenset(
         # what happens when something fails, which a run that stopped for it may change
         "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
         "reward_failures", "max_failed_rewards", "tool_timeout", "tool_workers", "tool_failures",
+        "harness_timeout", "harness_concurrency", "harness_host", "harness_port",
         # where the problems are read from: their fingerprints are compared instead
         "data", "eval_data", "chat_template",
         # how the work is laid out: the results are the same up to rounding

@@ -39,6 +39,7 @@ def _count(least: int, words: str) -> Range:
 
 PositiveInt = Annotated[int, _count(1, "at least 1")]
 NonNegativeInt = Annotated[int, _count(0, "at least 0")]
+Port = Annotated[int, Range(lambda x: 0 <= x < 2**16, "at least 0 and at most 65,535")]
 GroupSize = Annotated[int, _count(2, "at least 2: advantages are relative to a group")]
 Seed = Annotated[int, Range(lambda x: 0 <= x < 2**32, "at least 0 and below 2^32")]
 PositiveFloat = Annotated[float, Range(lambda x: 0 < x < math.inf, "above 0 and finite")]

@@ -122,9 +122,30 @@ _COMPLETIONS = (
     Metric("tools/turns", "turns", "Turns of a completion whose calls were run, on average."),
     Metric(
         "tools/num_lost", "completions",
-        "Completions whose environment failed, which the loss leaves out.",
+        "Completions whose environment or agent failed, which the loss leaves out.",
         "0",
     ),
+    Metric(
+        "agents/requests", "requests",
+        "Requests of an agent that were answered in a completion, on average.",
+    ),
+    Metric(
+        "agents/forks", "trajectories",
+        "Trajectories of a completion besides the first, which an agent began by rewriting its "
+        "history or with another prompt, on average.",
+    ),
+    Metric(
+        "agents/drifted_tokens", "tokens",
+        "Tokens of a completion that an agent sent back otherwise than they were drawn, so that "
+        "the loss leaves them out, on average.",
+        "near 0",
+    ),
+    Metric(
+        "agents/num_refused", "requests",
+        "Requests that were too long for `max_prompt_length` or `max_completion_length`.",
+        "0",
+    ),
+    Metric("time/agents/run_s", "s", "Seconds that an agent took for a completion, on average."),
     Metric("time/tools/call_s", "s", "Seconds of a call of a tool, on average."),
     Metric(
         "time/tools/wait_s", "s",

@@ -91,8 +91,23 @@ def failure_metrics(rewards: Rewards) -> dict[str, float]:
 
 
 def tool_metrics(acted: Acted | None) -> dict[str, float]:
-    """Returns how often completions call tools, and how often calls fail, under TRL's names."""
-    if acted is None or not (counts := acted.counts).completions:
+    """Returns how often completions call tools, and how often calls fail, under TRL's names.
+
+    Or how often agents ask, and what they make of what they were answered.
+    """
+    if acted is None:
+        return {}
+    counts, number = acted.counts, max(len(acted.each), 1)
+    if counts.requests:
+        return {
+            "agents/requests": counts.requests / number,
+            "agents/forks": counts.forks / number,
+            "agents/drifted_tokens": counts.drifted_tokens / number,
+            "agents/num_refused": counts.refused,
+            "tools/num_lost": counts.lost,
+            "time/agents/run_s": counts.seconds / number,
+        }
+    if not counts.completions:
         return {}
     return {
         "tools/call_frequency": counts.calls / counts.completions,

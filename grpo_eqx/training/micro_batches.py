@@ -32,8 +32,6 @@ class RowShape:
     """Completions in a row."""
     completion_length: int
     """Tokens of the longest completion."""
-    num_completions: int
-    """Completions of the batch, those without tokens included."""
 
     @classmethod
     def of(
@@ -78,7 +76,6 @@ class RowShape:
             num_scored=full * completion_length,
             places=min(_PLACES * full, num_prompts * num_generations),
             completion_length=completion_length,
-            num_completions=num_prompts * num_generations,
         )
 
     def least_micro_batches(self, *, num_tokens: int, num_scored: int, num_completions: int) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -21,7 +21,8 @@ class Packing:
     """
 
     completions: Int[np.ndarray, "M R C"]
-    """Index of the completion in the batch, `prompt * G + sample`; -1 where the place is empty."""
+    """Index of the completion in the batch, one prompt's after the other's; -1 where the place is
+    empty."""
     lengths: Int[np.ndarray, "M R C"]
     """Tokens of the completion."""
     starts: Int[np.ndarray, "M R C"]
@@ -32,13 +33,15 @@ class Packing:
     """Tokens of its prompt, the last included; 1 where there is no completion."""
     number: int
     """Micro-batches in use, the first ones: at most `M`."""
+    num_completions: int
+    """Completions of the batch, those without tokens included."""
     shape: RowShape
 
     @classmethod
     def plan(
         cls,
         prompt_lengths: Int[np.ndarray, " P"],
-        lengths: Int[np.ndarray, "P G"],
+        lengths: Sequence[Sequence[int]] | Int[np.ndarray, "P G"],
         shape: RowShape,
     ) -> "Packing":
         """Plans rows for all completions that have tokens, in few micro-batches.
@@ -47,46 +50,45 @@ class Packing:
 
         - `prompt_lengths`: tokens of each prompt.
         - `lengths`: tokens of each of its completions.
-        - `shape`: shape of the rows.
+        - `shape`: shape of the rows. It has more micro-batches afterwards where there are more
+          completions than it is for.
 
         Rows are dealt to devices such that all have about as many tokens.
         """
-        groups = [
-            _Group(p, int(kept), sorted(enumerate(map(int, each)), key=lambda x: -x[1]))
-            for p, (kept, each) in enumerate(zip(prompt_lengths - 1, lengths, strict=True))
-        ]
+        groups, first = list[_Group](), 0
+        for kept, each in zip(prompt_lengths - 1, lengths, strict=True):
+            numbered = enumerate(map(int, each), first)
+            groups.append(_Group(int(kept), sorted(numbered, key=lambda x: -x[1])))
+            first += len(each)
         groups = sorted((x.without_empty() for x in groups), key=lambda x: -x.num_tokens)
         number = shape.least_micro_batches(
-            num_tokens=sum(x.num_tokens for x in groups if x.samples),
+            num_tokens=sum(x.num_tokens for x in groups if x.completions),
             num_scored=sum(x.num_scored for x in groups),
-            num_completions=sum(len(x.samples) for x in groups),
+            num_completions=sum(len(x.completions) for x in groups),
         )
-        rows = None
-        while rows is None:
-            # As many rows as the batch needs if all completions have full length hold any batch:
-            # each group begins in empty ones.
-            assert number <= shape.most_micro_batches, "longer than the shape is for"
-            rows = _filled(groups, shape, number * shape.num_rows)
-            number += rows is None
-        return cls._of(rows, number, lengths.shape[1], shape)
+        while (rows := _filled(groups, shape, number * shape.num_rows)) is None:
+            assert (number - 1) * shape.num_rows < first, "a row holds any prompt and completion"
+            number += 1
+        while number > shape.most_micro_batches:  # few sizes, as each compiles programs
+            shape = dataclasses.replace(shape, most_micro_batches=2 * shape.most_micro_batches)
+        return cls._of(rows, number, first, shape)
 
     @classmethod
-    def _of(cls, rows: "_Rows", number: int, group: int, shape: RowShape) -> "Packing":
+    def _of(cls, rows: "_Rows", number: int, num_completions: int, shape: RowShape) -> "Packing":
         arrays = np.zeros((5, shape.most_micro_batches * shape.num_rows, shape.places), np.int32)
         arrays[0], arrays[4] = -1, 1
         fullest_first = np.argsort(-rows.used, kind="stable")
         for dealt, row in zip(_dealt_rows(shape), fullest_first, strict=False):
             for c, held in enumerate(rows.held[row]):
-                index = held.prompt * group + held.sample
                 arrays[:, dealt, c] = (
-                    index, held.length, held.start, held.prompt_start, held.prompt_length,
+                    held.number, held.length, held.start, held.prompt_start, held.prompt_length,
                 )  # fmt: skip
         completions, lengths, starts, prompt_starts, prompt_lengths = arrays.reshape(
             5, shape.most_micro_batches, shape.num_rows, shape.places
         )
         return cls(
             completions, lengths, starts, prompt_starts, prompt_lengths,
-            number, shape,
+            number, num_completions, shape,
         )  # fmt: skip
 
     @functools.cached_property
@@ -119,18 +121,17 @@ class Packing:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """A prompt, with the samples and lengths of completions that have no row yet, longest first."""
+    """A prompt, with the numbers and lengths of completions that have no row yet, longest first."""
 
-    prompt: int
     kept: int
-    samples: list[tuple[int, int]]
+    completions: list[tuple[int, int]]
 
     def without_empty(self) -> "_Group":
-        return dataclasses.replace(self, samples=[x for x in self.samples if x[1] > 0])
+        return dataclasses.replace(self, completions=[x for x in self.completions if x[1] > 0])
 
     @property
     def num_scored(self) -> int:
-        return sum(length for _, length in self.samples)
+        return sum(length for _, length in self.completions)
 
     @property
     def num_tokens(self) -> int:
@@ -141,8 +142,7 @@ class _Group:
 class _Held:
     """Completion that a row holds."""
 
-    prompt: int
-    sample: int
+    number: int
     length: int
     start: int
     prompt_start: int
@@ -171,26 +171,26 @@ class _Rows:
             self.shape.width - self.used - group.kept, self.shape.num_scored - self.scored
         )
         room = np.where(places > 0, room, 0)
-        takes_all = (room >= group.num_scored) & (places >= len(group.samples))
+        takes_all = (room >= group.num_scored) & (places >= len(group.completions))
         if takes_all.any():
             return int(np.argmax(np.where(takes_all, self.used, -1)))
         row = int(np.argmax(room))
-        return row if room[row] >= group.samples[-1][1] else None
+        return row if room[row] >= group.completions[-1][1] else None
 
     def add(self, row: int, group: _Group) -> _Group:
         """Adds the group's prompt and as many completions as fit; returns the group's rest."""
         used, scored, held, left = int(self.used[row]), int(self.scored[row]), self.held[row], []
         prompt_start, used = used, used + group.kept
-        for sample, length in group.samples:
+        for number, length in group.completions:
             too_long = used + length > self.shape.width or scored + length > self.shape.num_scored
             if too_long or len(held) == self.shape.places:
-                left.append((sample, length))
+                left.append((number, length))
                 continue
-            held.append(_Held(group.prompt, sample, length, used, prompt_start, group.kept + 1))
+            held.append(_Held(number, length, used, prompt_start, group.kept + 1))
             used += length
             scored += length
         self.used[row], self.scored[row], self.num_held[row] = used, scored, len(held)
-        return dataclasses.replace(group, samples=left)
+        return dataclasses.replace(group, completions=left)
 
 
 def _filled(groups: list[_Group], shape: RowShape, num_rows: int) -> _Rows | None:
@@ -198,7 +198,7 @@ def _filled(groups: list[_Group], shape: RowShape, num_rows: int) -> _Rows | Non
     rows = _Rows(shape, num_rows)
     for each in groups:
         group = each
-        while group.samples:
+        while group.completions:
             row = rows.choose(group)
             if row is None:
                 return None

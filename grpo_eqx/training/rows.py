@@ -37,6 +37,8 @@ class RouteSource(NamedTuple):
 class Counts(NamedTuple):
     """Counts over the whole batch of an update, float32."""
 
+    sequences: Float[Array | np.ndarray, ""]
+    """Completions."""
     filled_sequences: Float[Array | np.ndarray, ""]
     """Completions with any token that counts."""
     tokens: Float[Array | np.ndarray, ""]
@@ -138,7 +140,7 @@ def pack(
 
     **Arguments:**
 
-    - `groups`: the trajectories, as many of each prompt.
+    - `groups`: the trajectories of each prompt.
     - `packing`: the assignment of their completions to rows.
     - `mesh`: the devices.
     - `route_prompts`: where routes are replayed, the number of each prompt in the rollout.
@@ -176,7 +178,8 @@ def with_loss(
     filled = [int(mask.sum()) for mask in counted]
     if tokens_per_update is None:
         tokens_per_update = max(sum(filled), 1)
-    numbers = sum(number > 0 for number in filled), sum(filled), tokens_per_update
+    num_filled = sum(number > 0 for number in filled)
+    numbers = len(filled), num_filled, sum(filled), tokens_per_update
     return dataclasses.replace(
         rows,
         counts=Counts(*(np.asarray(x, np.float32) for x in numbers)),
@@ -207,7 +210,7 @@ def take_tokens(
     x: Shaped[np.ndarray, "M R S *rest"], packing: Packing
 ) -> list[Shaped[np.ndarray, "_ *rest"]]:
     """Returns the values of each completion's tokens: undoes `place_tokens`, on the host."""
-    values = [x[0, 0, :0]] * packing.shape.num_completions
+    values = [x[0, 0, :0]] * packing.num_completions
     for m, r, _, number, length, *_, first in _held(packing, slice(0, packing.shape.num_rows)):
         values[number] = x[m, r, first : first + length]
     return values
@@ -252,7 +255,7 @@ def shapes_of_rows(
         scores: dict[str, Any] = dict.fromkeys(of_loss, floats)
         return dataclasses.replace(
             packed,
-            counts=Counts(*[jnp.float32(0)] * 3),
+            counts=Counts(*[jnp.float32(0)] * 4),
             advantages=places.astype(jnp.float32),
             counted=scored > 0,
             **scores,
@@ -324,7 +327,7 @@ def _written(
     route_prompts: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Writes the fields of `Rows` for some rows of every micro-batch."""
-    shape, G = packing.shape, len(groups[0])
+    shape, flat = packing.shape, [each for group in groups for each in group]
     M, R = shape.most_micro_batches, rows.stop - rows.start
     columns = np.arange(shape.width, dtype=np.int32)
 
@@ -332,8 +335,8 @@ def _written(
         return np.zeros((M, R, size), dtype)
 
     # Padding repeats the first token of the row's first prompt, whose experts exist.
-    padding = np.maximum(packing.completions[:, rows, 0], 0) // G
-    first_ids = np.array([group[0].prompt_ids[0] for group in groups], np.int32)
+    padding = np.maximum(packing.completions[:, rows, 0], 0)
+    first_ids = np.array([each.prompt_ids[0] for each in flat], np.int32)
     ids = np.repeat(first_ids[padding][..., None], shape.width, axis=-1)
     positions, prompt_start, prompt_end = (nothing(shape.width) for _ in range(3))
     own_start = np.broadcast_to(columns, ids.shape).copy()  # padding sees itself alone
@@ -341,13 +344,13 @@ def _written(
     scored, targets = nothing(shape.num_scored), nothing(shape.num_scored) - 1
     sampler_logps = nothing(shape.num_scored, np.float32)
     source = None
+    G = len(groups[0])  # routes are those of as many completions of each prompt
     if route_prompts is not None:
         source = RouteSource(*(nothing(shape.width) for _ in range(4)))
-        source.prompts[:] = np.asarray(route_prompts)[padding][..., None]
+        source.prompts[:] = np.asarray(route_prompts)[padding // G][..., None]
         source.completions[:] = -1
     for m, r, _, number, length, start, of_prompt, prompt_length, first in _held(packing, rows):
-        p, sample = divmod(number, G)
-        each, kept = groups[p][sample], prompt_length - 1
+        each, kept = flat[number], prompt_length - 1
         row = m, r
         prompt, own = slice(of_prompt, of_prompt + kept), slice(start, start + length)
         # A prompt without its last token: that is the first input of each of its completions.
@@ -362,6 +365,7 @@ def _written(
         scored[row][tokens] = start + columns[:length]
         targets[row][tokens], sampler_logps[row][tokens] = each.ids, each.sampler_logps
         if source is not None and route_prompts is not None:
+            p, sample = divmod(number, G)
             of_rollout = route_prompts[p]
             source.prompts[row][prompt] = source.prompts[row][own] = of_rollout
             source.prompt_offsets[row][prompt] = columns[:kept]

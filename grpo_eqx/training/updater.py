@@ -127,11 +127,7 @@ def _policy_mask(rows: Rows, left_out: Number | None) -> Bool[Array, "M R S"]:
 
 def _totals(rows: Rows, policy_mask: Bool[Array, "M R S"]) -> Totals:
     assert rows.counts is not None
-    return Totals(
-        sequences=jnp.asarray(rows.shape.num_completions).astype(jnp.float32),
-        policy_tokens=policy_mask.sum().astype(jnp.float32),
-        **rows.counts._asdict(),
-    )
+    return Totals(policy_tokens=policy_mask.sum().astype(jnp.float32), **rows.counts._asdict())
 
 
 def _token_batch(rows: Rows, made: ForwardPass, acted_on: Bool[Array, "R S"]) -> TokenBatch:

@@ -94,9 +94,7 @@ def _plan_of() -> Callable[..., Plan]:
 def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
     """A plan of programs that need so many bytes each, and half a second or a little more."""
     work = Level((), Work(1e12, 1e10))
-    rows = RowShape(
-        4, 1, 1, width=271, num_scored=256, places=16, completion_length=256, num_completions=16
-    )
+    rows = RowShape(4, 1, 1, width=271, num_scored=256, places=16, completion_length=256)
     decoding = Decoding(
         num_completions=16, num_slots=16, num_shards=1, max_length=48, prompt_length=16,
         attention_blocks=BlockSizes(16, 16), cache_parts=1,

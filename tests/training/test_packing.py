@@ -80,6 +80,22 @@ def test_micro_batches_in_use_come_first(seed: int, num_shards: int) -> None:
     assert 1 <= packing.number <= packing.shape.most_micro_batches
 
 
+@given(seed=st.integers(0, 10**6), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_prompts_may_have_different_numbers_of_completions(seed: int, sizes: list[int]) -> None:
+    """And more of them than the shape is for: rows then have more micro-batches."""
+    rng = np.random.default_rng(seed)
+    prompt_lengths = rng.integers(1, LONGEST_PROMPT + 1, len(sizes)).astype(np.int32)
+    lengths = [rng.integers(1, LONGEST + 1, size).tolist() for size in sizes]
+    packing = Packing.plan(prompt_lengths, lengths, shape_of(2, 3))
+    assert packing.num_completions == sum(sizes)
+    found = np.concatenate([row["completions"] for row in held(packing)])
+    assert sorted(found) == [*range(sum(sizes))]
+    flat, prompts = [n for each in lengths for n in each], np.repeat(range(len(sizes)), sizes)
+    for row in held(packing):
+        assert row["lengths"].tolist() == [flat[n] for n in row["completions"]]
+        assert (row["prompt_lengths"] == prompt_lengths[prompts[row["completions"]]]).all()
+
+
 @pytest.mark.parametrize("size", [1, 4, 8, None])
 def test_rows_of_full_length_are_full(size: int | None) -> None:
     prompt_lengths = np.full(8, LONGEST_PROMPT, np.int32)
@@ -112,7 +128,6 @@ def test_padding_and_balance_are_counted_by_hand() -> None:
         num_scored=12,
         places=4,
         completion_length=10,
-        num_completions=2,
     )
     packing = Packing.plan(np.array([3, 3]), np.array([[10], [4]]), shape)
     assert sorted(packing.num_tokens().reshape(-1)) == [6, 12]

@@ -1,12 +1,10 @@
 """Bodies of answers, in OpenAI's form."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.endpoint.choice import Choice
 from grpo_eqx.environments.endpoint.requests import RequestError, Wanted
 
@@ -30,9 +28,7 @@ class Answer(NamedTuple):
     def whole(
         self,
         wanted: Wanted,
-        prompts: Sequence[Sequence[int]],
         choices: Sequence[Choice],
-        messages: Sequence[Mapping[str, Any]],
         tokenizer: ChatTokenizer,
     ) -> dict[str, Any]:
         """Returns the body of an answer.
@@ -40,23 +36,14 @@ class Answer(NamedTuple):
         **Arguments:**
 
         - `wanted`: the request.
-        - `prompts`: tokens of its prompts.
         - `choices`: the completions, those of a prompt one after the other.
-        - `messages`: message of each, in a chat.
         - `tokenizer`: the tokenizer.
         """
         body = self._body("" if self.is_chat else None)
-        body["choices"] = [
-            self._choice(wanted, choice, prompts[choice.index // wanted.n], tokenizer)
-            | ({"message": messages[n]} if self.is_chat else {"text": choice.text})
-            for n, choice in enumerate(choices)
-        ]
-        if self.is_chat:
-            for each, choice in zip(body["choices"], choices, strict=True):
-                each["finish_reason"] = finish_reason_of(choice, each["message"])
+        body["choices"] = [self._choice(wanted, choice, tokenizer) for choice in choices]
         if wanted.with_ids and self.is_chat:
-            body["prompt_token_ids"] = list(prompts[0])
-        body["usage"] = usage(prompts, choices)
+            body["prompt_token_ids"] = list(choices[0].prompt)
+        body["usage"] = usage(wanted, choices)
         return body
 
     def chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
@@ -67,20 +54,18 @@ class Answer(NamedTuple):
         name = "text_completion" if kind is None or not self.is_chat else f"chat.completion{kind}"
         return {"id": self.number, "object": name, "created": self.created, "model": self.model}
 
-    def _choice(
-        self, wanted: Wanted, choice: Choice, prompt: Sequence[int], tokenizer: ChatTokenizer
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "index": choice.index,
-            "finish_reason": choice.finish_reason,
-            "logprobs": None,
-        }
+    def _choice(self, wanted: Wanted, choice: Choice, tokenizer: ChatTokenizer) -> dict[str, Any]:
+        body: dict[str, Any] = {"index": choice.index, "logprobs": None}
+        if self.is_chat:
+            body |= {"finish_reason": choice.message_reason, "message": choice.message}
+        else:
+            body |= {"finish_reason": choice.finish_reason, "text": choice.text}
         if wanted.logprobs:
             body["logprobs"] = self.logprobs(choice, 0, tokenizer)
         if wanted.with_ids:
             body["token_ids"] = choice.ids
             if not self.is_chat:
-                body["prompt_token_ids"] = list(prompt)
+                body["prompt_token_ids"] = list(choice.prompt)
         return body
 
     def logprobs(self, choice: Choice, start: int, tokenizer: ChatTokenizer) -> dict[str, Any]:
@@ -111,48 +96,10 @@ class Answer(NamedTuple):
         return {"content": content, "refusal": None}
 
 
-def message_of(
-    wanted: Wanted, choice: Choice, prompt: Sequence[int], chat: ChatFormat | None
-) -> dict[str, Any]:
-    """Returns the message of a completion, with the calls in it.
-
-    **Arguments:**
-
-    - `wanted`: the request.
-    - `choice`: the completion.
-    - `prompt`: tokens of its prompt.
-    - `chat`: format of calls; `None` where the request has no tools.
-    """
-    if chat is None:
-        return {"role": "assistant", "content": choice.text, "refusal": None}
-    parsed = chat.parse(choice.ids, prompt, wanted.tools).message
-    message = {"role": "assistant", "refusal": None, **parsed}
-    if calls := parsed.get("tool_calls"):
-        message["tool_calls"] = [
-            {
-                "id": f"call_{choice.index}_{n}",
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-                },
-            }
-            for n, call in enumerate(calls)
-        ]
-        message["content"] = message.get("content") or None
-    return message
-
-
-def finish_reason_of(choice: Choice, message: Mapping[str, Any]) -> str | None:
-    """Returns why a message ended, by OpenAI's names."""
-    if choice.finish_reason == "stop" and message.get("tool_calls"):
-        return "tool_calls"
-    return choice.finish_reason
-
-
-def usage(prompts: Sequence[Sequence[int]], choices: Sequence[Choice]) -> dict[str, int]:
+def usage(wanted: Wanted, choices: Sequence[Choice]) -> dict[str, int]:
     """Returns the counts of tokens."""
-    read, drawn = sum(map(len, prompts)), sum(len(each.ids) for each in choices)
+    read = sum(len(each.prompt) for each in choices[:: wanted.n])
+    drawn = sum(len(each.ids) for each in choices)
     return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
 

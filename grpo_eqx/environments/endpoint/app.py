@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import json
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,15 +15,19 @@ from starlette.routing import Route
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.data.trajectory import Address
-from grpo_eqx.environments.chat_format import ChatFormat
-from grpo_eqx.environments.endpoint.answers import Answer, error_body, message_of, usage
+from grpo_eqx.environments.chat_format import ChatFormat, ChatFormats
+from grpo_eqx.environments.endpoint.answers import Answer, error_body, usage
 from grpo_eqx.environments.endpoint.choice import Choice
+from grpo_eqx.environments.endpoint.clients import Client, Turn
 from grpo_eqx.environments.endpoint.exchange import EndedError, Exchange, OverloadedError
-from grpo_eqx.environments.endpoint.requests import RequestError, Wanted, read_chat, read_text
+from grpo_eqx.environments.endpoint.requests import (
+    RequestError,
+    Wanted,
+    as_message,
+    read_chat,
+    read_text,
+)
 from grpo_eqx.environments.endpoint.stream import Stream
-from grpo_eqx.generation import open_session
 
 _MOST_BYTES = 4 << 20
 """Limit on the body of a request."""
@@ -41,20 +43,19 @@ class Endpoint:
     def __init__(
         self,
         exchange: Exchange,
-        tokenizer: ChatTokenizer,
+        chat: ChatFormats,
         model: str,
-        key: str | None = None,
+        client_of: Callable[[str], Client | None],
     ):
         """**Arguments:**
 
         - `exchange`: completes requests.
-        - `tokenizer`: the tokenizer.
+        - `chat`: the tokenizer, and its formats of dialogues.
         - `model`: name of the model.
-        - `key`: the API key that clients must send; by default, none.
+        - `client_of`: returns the client with an API key, "" for none; `None` refuses it.
         """
-        self._exchange, self._tokenizer = exchange, tokenizer
-        self._model, self._key = model, key
-        self._chat: ChatFormat | None = None
+        self._exchange, self._model, self._client_of = exchange, model, client_of
+        self._chat, self._tokenizer = chat, chat.tokenizer
         self._numbers = itertools.count()
         self.num_answered = 0
         """Requests that were answered."""
@@ -77,14 +78,13 @@ class Endpoint:
 
         async def guarded(request: Request) -> Response:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if self._key is not None and not (
-                scheme.lower() == "bearer"
-                and hmac.compare_digest(given.encode(), self._key.encode())
-            ):
+            client = self._client_of(given if scheme.lower() == "bearer" else "")
+            if client is None:
                 raise RequestError(
                     401, "the API key is missing or wrong: send it as Authorization: Bearer KEY",
                     code="invalid_api_key",
                 )  # fmt: skip
+            request.state.client = client
             try:
                 return await answer(request)
             except (OverloadedError, EndedError) as error:
@@ -115,7 +115,10 @@ class Endpoint:
     async def _complete_chat(self, request: Request) -> Response:
         wanted = read_chat(await _body(request), self._model)
         assert wanted.messages is not None
-        chat = self._format_of_calls() if wanted.tools else None
+        try:
+            chat = self._chat.of(has_tools=True) if wanted.tools else None
+        except UserError as error:
+            raise RequestError(400, str(error), "tools") from error
         try:
             tokenizer = self._tokenizer.with_tools({None: wanted.tools} if wanted.tools else {})
             (ids,) = tokenizer.encode_prompts([Prompt(list(wanted.messages), {})])
@@ -138,13 +141,6 @@ class Endpoint:
                 raise RequestError(400, str(error), "prompt") from error
         return await self._answer(request, wanted, prompts, None, is_chat=False)
 
-    def _format_of_calls(self) -> ChatFormat:
-        try:
-            self._chat = self._chat or ChatFormat(self._tokenizer)
-        except UserError as error:
-            raise RequestError(400, str(error), "tools") from error
-        return self._chat
-
     async def _answer(
         self,
         request: Request,
@@ -156,15 +152,19 @@ class Endpoint:
     ) -> Response:
         """Completes prompts, all at once."""
         answer = Answer.begun(f"{next(self._numbers)}", self._model, is_chat=is_chat)
-        asked = self._asked(wanted, prompts)
-        choices = [Choice(n, self._tokenizer, wanted.stop) for n in range(len(asked))]
+        client: Client = request.state.client
+        turns = client.begin(wanted, prompts)
+        choices = [
+            Choice(n, turn.request.ids, wanted, chat, self._tokenizer)
+            for n, turn in enumerate(turns)
+        ]
         if wanted.stream:
-            parts = self._streamed(answer, wanted, prompts, choices, asked, chat)
+            parts = self._streamed(answer, wanted, turns, choices)
             return StreamingResponse(parts, media_type="text/event-stream")
         async with _cancelled_at_end() as tasks:
             work = [
-                asyncio.create_task(self._fill(choice, each))
-                for choice, each in zip(choices, asked, strict=True)
+                asyncio.create_task(self._filled(wanted, *each))
+                for each in zip(turns, choices, strict=True)
             ]
             gone = asyncio.create_task(_until_gone(request))
             tasks += [*work, gone]
@@ -175,79 +175,56 @@ class Endpoint:
                 made.cancel()
                 return Response(status_code=_GONE)
             made.result()
-        messages = [
-            message_of(wanted, choice, prompts[0], chat) for choice in choices if answer.is_chat
-        ]
         self._count(choices)
-        return JSONResponse(answer.whole(wanted, prompts, choices, messages, self._tokenizer))
+        return JSONResponse(answer.whole(wanted, choices, self._tokenizer))
 
-    def _asked(
-        self, wanted: Wanted, prompts: Sequence[Sequence[int]]
-    ) -> list[open_session.Request]:
-        """Returns the requests of all completions; raises `RequestError` without room for them."""
-        most = self._exchange.session.max_length
-        for ids in prompts:
-            if len(ids) + (wanted.max_tokens or 1) > most:
-                raise RequestError(
-                    400,
-                    f"the prompt has {len(ids)} tokens, {wanted.max_tokens or 1} may follow, and "
-                    f"this server has room for {most}: send fewer, or lower max_tokens",
-                    "messages" if wanted.messages is not None else "prompt",
-                    "context_length_exceeded",
-                )
-        seed = secrets.randbits(31) if wanted.seed is None else wanted.seed % 2**31
-        return [
-            open_session.Request(
-                ids=ids,
-                address=Address(seed, p, n),
-                start=len(ids),
-                max_tokens=wanted.max_tokens or most - len(ids),
-                sampling=wanted.sampling,
-            )
-            for p, ids in enumerate(prompts)
-            for n in range(wanted.n)
-        ]
-
-    async def _fill(self, choice: Choice, asked: open_session.Request) -> None:
-        async with contextlib.aclosing(self._exchange.complete(asked)) as parts:
-            async for drawn in parts:
-                choice.add(drawn)
-                if choice.finish_reason is not None:
-                    return
+    async def _filled(
+        self,
+        wanted: Wanted,
+        turn: Turn,
+        choice: Choice,
+        note: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Draws a completion, and calls `note` whenever there are more tokens of it."""
+        has_ended = False
+        try:
+            async with contextlib.aclosing(self._exchange.complete(turn.request)) as parts:
+                async for drawn in parts:
+                    choice.add(drawn)
+                    if choice.finish_reason is not None:
+                        break
+                    note()
+            has_ended = True
+        finally:
+            if not has_ended:
+                turn.drop()
+        turn.end(choice, wanted, None if wanted.messages is None else as_message(choice.message))
+        note()
 
     async def _streamed(
-        self,
-        answer: Answer,
-        wanted: Wanted,
-        prompts: Sequence[Sequence[int]],
-        choices: Sequence[Choice],
-        asked: Sequence[open_session.Request],
-        chat: ChatFormat | None,
+        self, answer: Answer, wanted: Wanted, turns: Sequence[Turn], choices: Sequence[Choice]
     ) -> AsyncIterator[str]:
         """Yields the events of a streamed answer."""
         parts: asyncio.Queue[Mapping[str, Any] | OverloadedError | EndedError | None]
         parts = asyncio.Queue()
 
-        async def follow(choice: Choice, each: open_session.Request) -> None:
-            prompt = prompts[choice.index // wanted.n]
-            stream = Stream(answer, wanted, choice, prompt, chat, self._tokenizer)
-            try:
-                for part in stream.first():
+        async def follow(turn: Turn, choice: Choice) -> None:
+            stream = Stream(answer, wanted, choice, self._tokenizer)
+
+            def send(made: Iterable[Mapping[str, Any]]) -> None:
+                for part in made:
                     parts.put_nowait(part)
-                async with contextlib.aclosing(self._exchange.complete(each)) as drawn:
-                    async for some in drawn:
-                        choice.add(some)
-                        for part in stream.next():
-                            parts.put_nowait(part)
-                        if choice.finish_reason is not None:
-                            break
+
+            try:
+                send(stream.first())
+                await self._filled(wanted, turn, choice, lambda: send(stream.next()))
                 parts.put_nowait(None)
             except (OverloadedError, EndedError) as error:
                 parts.put_nowait(error)
 
         async with _cancelled_at_end() as tasks:
             tasks += [
-                asyncio.create_task(follow(*each)) for each in zip(choices, asked, strict=True)
+                asyncio.create_task(follow(*each)) for each in zip(turns, choices, strict=True)
             ]
             num_open = len(choices)
             while num_open:
@@ -260,7 +237,7 @@ class Endpoint:
                 else:
                     yield _event(answer.chunk([part]))
         if wanted.with_usage:
-            yield _event(answer.chunk([], usage=usage(prompts, choices)))
+            yield _event(answer.chunk([], usage=usage(wanted, choices)))
         self._count(choices)
         yield "data: [DONE]\n\n"
 

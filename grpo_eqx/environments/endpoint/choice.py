@@ -1,9 +1,16 @@
-"""A completion as its tokens come: its text, and where a stop string ends it."""
+"""A completion as its tokens come: its text, where a stop string ends it, and its message."""
 
+import functools
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.environments.chat_format import ChatFormat
+from grpo_eqx.environments.endpoint.requests import Wanted
 from grpo_eqx.generation.open_session import Drawn
 
 _PART = "�"
@@ -13,14 +20,25 @@ _PART = "�"
 class Choice:
     """One of a request's completions."""
 
-    def __init__(self, index: int, tokenizer: ChatTokenizer, stop: Sequence[str]):
+    def __init__(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        wanted: Wanted,
+        chat: ChatFormat | None,
+        tokenizer: ChatTokenizer,
+    ):
         """**Arguments:**
 
         - `index`: its number among those of the request.
+        - `prompt`: the tokens that it continues.
+        - `wanted`: the request.
+        - `chat`: format of calls; `None` where the request has no tools.
         - `tokenizer`: the tokenizer.
-        - `stop`: strings that end it, which its text does not have.
         """
-        self.index, self._tokenizer, self._stop = index, tokenizer, stop
+        self.index, self.prompt = index, prompt
+        self._wanted, self._stop, self._chat = wanted, wanted.stop, chat
+        self._tokenizer = tokenizer
         self.ids: list[int] = []
         self.logps: list[float] = []
         self.finish_reason: Literal["stop", "length"] | None = None
@@ -53,6 +71,40 @@ class Choice:
             end -= max((_overlap(self.text[:end], each) for each in self._stop), default=0)
         start, self._num_sent = self._num_sent, max(self._num_sent, end)
         return self.text[start : self._num_sent]
+
+    @functools.cached_property
+    def message(self) -> dict[str, Any]:
+        """The message of the whole completion, with the calls in it."""
+        if self._chat is None:
+            return {"role": "assistant", "content": self.text, "refusal": None}
+        parsed = self._chat.parse(self.ids, self.prompt, self._wanted.tools).message
+        message = {"role": "assistant", "refusal": None, **parsed}
+        if calls := parsed.get("tool_calls"):
+            message["tool_calls"] = [
+                {
+                    "id": self._id_of_call(n),
+                    "type": "function",
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                    },
+                }
+                for n, call in enumerate(calls)
+            ]
+            message["content"] = message.get("content") or None
+        return message
+
+    @property
+    def message_reason(self) -> str | None:
+        """Why the message ended, by OpenAI's names."""
+        if self.finish_reason == "stop" and self.message.get("tool_calls"):
+            return "tool_calls"
+        return self.finish_reason
+
+    def _id_of_call(self, number: int) -> str:
+        """Returns the id of a call: no other call of a dialogue has it."""
+        content = np.array([*self.prompt, *self.ids, self.index, number], np.int32).tobytes()
+        return f"call_{hashlib.sha256(content).hexdigest()[:24]}"
 
     def _text_of(self, number: int) -> str:
         (text,) = self._tokenizer.decode_completions([self.ids[:number]])

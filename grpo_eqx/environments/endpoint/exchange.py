@@ -1,15 +1,24 @@
 """Requests of a server's thread, and the tokens that another thread samples for them."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import jax
+
+from grpo_eqx.data.trajectory import Address
+from grpo_eqx.distributed.exchange import from_main
 from grpo_eqx.generation.open_session import Drawn, OpenSession, Request
+from grpo_eqx.generation.sampling import Sampling
 
 _PAUSE = 0.2
 """Seconds after which an idle thread looks whether it is to end."""
+
+_NOTHING = -1
+"""Number of no request."""
 
 
 class OverloadedError(Exception):
@@ -33,7 +42,8 @@ class Exchange:
         - `most_waiting`: requests that may be under way at once.
         """
         self.session, self._most_waiting = session, most_waiting
-        self._inbox: queue.SimpleQueue[_Asked | int | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Asked | int] = queue.SimpleQueue()
+        """Requests, and the numbers of those that are to end."""
         self._numbers: dict[int, int] = {}
         """Number in the session of each request under way, by its own."""
         self._asked: dict[int, _Asked] = {}
@@ -70,6 +80,10 @@ class Exchange:
             if not has_ended:
                 self._inbox.put(number)
 
+    def wake(self) -> None:
+        """Has `run` ask at once whether it is to end."""
+        self._inbox.put(_NOTHING)
+
     def run(self, is_to_end: Callable[[], bool]) -> None:
         """Completes requests until it is to end, which is asked between two of its steps.
 
@@ -77,29 +91,42 @@ class Exchange:
         """
         try:
             while not is_to_end():
-                self._take()
+                asked, dropped = self._arrived()
+                if jax.process_count() > 1:
+                    from_main([dropped, [_facts_of(each.request) for each in asked]])
+                for number in dropped:
+                    self.session.drop(number)
+                for each in asked:
+                    number = self.session.take(each.request)
+                    self._numbers[each.number], self._asked[number] = number, each
                 for drawn in self.session.step():
                     self._hand(drawn)
+            if jax.process_count() > 1:
+                from_main(None)
         finally:
             self._ended.set()
             self._refuse()
 
-    def _take(self) -> None:
-        """Takes what has arrived; waits a while for something if nothing is under way."""
-        try:
+    def _arrived(self) -> tuple[list["_Asked"], list[int]]:
+        """Returns new requests, and the numbers in the session of those that are to end.
+
+        Waits a while for something if nothing is under way.
+        """
+        asked, dropped = dict[int, _Asked](), list[int]()
+        with contextlib.suppress(queue.Empty):
             arrived = self._inbox.get(timeout=_PAUSE if self.session.is_idle else 0.0)
             while True:
-                if isinstance(arrived, int):
+                if isinstance(arrived, _Asked):
+                    asked[arrived.number] = arrived
+                elif arrived not in asked:
                     number = self._numbers.pop(arrived, None)
                     if number is not None:
                         del self._asked[number]
-                        self.session.drop(number)
-                elif arrived is not None:
-                    number = self.session.take(arrived.request)
-                    self._numbers[arrived.number], self._asked[number] = number, arrived
+                        dropped.append(number)
+                else:
+                    del asked[arrived]
                 arrived = self._inbox.get_nowait()
-        except queue.Empty:
-            return
+        return list(asked.values()), dropped
 
     def _hand(self, drawn: Drawn) -> None:
         asked = self._asked.get(drawn.number)
@@ -118,6 +145,28 @@ class Exchange:
         for asked in waiting:
             asked.send(EndedError())
         self._asked, self._numbers = {}, {}
+
+
+def follow(session: OpenSession, sampling: Sampling) -> None:
+    """Samples with the first process until its `Exchange.run` ends.
+
+    **Arguments:**
+
+    - `session`: the session of this process.
+    - `sampling`: how the tokens of all requests are drawn.
+    """
+    while (told := from_main(None)) is not None:
+        dropped, asked = told
+        for number in dropped:
+            session.drop(number)
+        for ids, address, start, max_tokens in asked:
+            session.take(Request(ids, Address(*address), start, max_tokens, sampling))
+        session.step()
+
+
+def _facts_of(request: Request) -> tuple[list[int], Address, int, int]:
+    """Returns what other processes are told of a request."""
+    return list(map(int, request.ids)), request.address, request.start, request.max_tokens
 
 
 class _Asked:

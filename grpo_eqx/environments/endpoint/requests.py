@@ -76,7 +76,7 @@ def read_chat(body: Any, model: str) -> Wanted:
         raise _invalid("tools", tools, 'a list of functions, each {"type": "function", ...}')
     limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     return Wanted(
-        messages=[_message(each) for each in messages],
+        messages=_named([as_message(each) for each in messages]),
         tools=[] if fields.get("tool_choice") == "none" else tools,
         max_tokens=_count(fields, limit, None),
         logprobs=_flag(fields, "logprobs"),
@@ -159,8 +159,19 @@ def _sampling(fields: Mapping[str, Any]) -> Sampling:
         raise RequestError(400, str(error)) from error
 
 
-def _message(each: Any) -> dict[str, Any]:
-    """Returns a message as chat templates read it."""
+def _named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns messages with the names of the tools that answer, which clients tell by ids."""
+    names = dict[Any, str]()
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[str(call.get("id"))] = call["function"]["name"]
+        if message["role"] == "tool" and not message.get("name"):
+            message["name"] = names.get(str(message.get("tool_call_id")), "tool")
+    return messages
+
+
+def as_message(each: Any) -> dict[str, Any]:
+    """Returns a message as chat templates read it; raises `RequestError` for what is none."""
     if not isinstance(each, dict) or not isinstance(each.get("role"), str):
         raise _invalid("messages", each, 'messages like {"role": "user", "content": "..."}')
     content = joined_blocks(each.get("content") or "")
@@ -179,7 +190,8 @@ def _call(call: Any) -> dict[str, Any]:
         arguments = function["arguments"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
-        return {**call, "function": {**function, "arguments": arguments}}
+        name = str(function["name"])
+        return {**call, "function": {**function, "name": name, "arguments": arguments}}
     except (TypeError, KeyError, ValueError) as error:
         raise _invalid("messages", call, "calls with a function and its arguments") from error
 

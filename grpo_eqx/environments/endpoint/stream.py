@@ -1,11 +1,10 @@
 """Parts of a streamed completion, in OpenAI's form."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.environments.chat_format import ChatFormat
-from grpo_eqx.environments.endpoint.answers import Answer, finish_reason_of, message_of
+from grpo_eqx.environments.endpoint.answers import Answer
 from grpo_eqx.environments.endpoint.choice import Choice
 from grpo_eqx.environments.endpoint.requests import Wanted
 
@@ -22,8 +21,6 @@ class Stream:
         answer: Answer,
         wanted: Wanted,
         choice: Choice,
-        prompt: Sequence[int],
-        chat: ChatFormat | None,
         tokenizer: ChatTokenizer,
     ):
         """**Arguments:**
@@ -31,12 +28,10 @@ class Stream:
         - `answer`: the answer that it is a part of.
         - `wanted`: the request.
         - `choice`: the completion.
-        - `prompt`: tokens of its prompt.
-        - `chat`: format of calls; `None` where the request has no tools.
         - `tokenizer`: the tokenizer.
         """
         self._answer, self._wanted, self._choice = answer, wanted, choice
-        self._prompt, self._chat, self._tokenizer = prompt, chat, tokenizer
+        self._tokenizer = tokenizer
         self._num_sent = 0
         """Tokens whose log-probs or ids were sent."""
 
@@ -48,7 +43,7 @@ class Stream:
     def next(self) -> Iterator[Mapping[str, Any]]:
         """Yields what the tokens since the last call add."""
         choice, has_ended = self._choice, self._choice.finish_reason is not None
-        if self._chat is not None and not has_ended:
+        if self._wanted.tools and not has_ended:
             return
         text, more = choice.delta(), self._of_tokens()
         if not self._answer.is_chat:
@@ -56,15 +51,14 @@ class Stream:
                 yield self._part(text=text, **more)
             return
         message: dict[str, Any] = {"content": text}
-        if self._chat is not None:
-            message = message_of(self._wanted, choice, self._prompt, self._chat)
-            calls = message.get("tool_calls", [])
-            message = {"content": message["content"]} | (
+        if self._wanted.tools:
+            calls = choice.message.get("tool_calls", [])
+            message = {"content": choice.message["content"]} | (
                 {"tool_calls": [{"index": n, **call} for n, call in enumerate(calls)]}
                 if calls
                 else {}
             )
-            more["finish_reason"] = finish_reason_of(choice, message)
+            more["finish_reason"] = choice.message_reason
         if text or more or has_ended:
             yield self._part(delta=message, **more)
 

@@ -73,6 +73,9 @@ _TOOLS = (
     _Chart.of("tools/failure_frequency", "Calls that failed", from_zero=True),
     _Chart.of("time/tools/call_s", "Time of a call", from_zero=True),
     _Chart.of("time/tools/wait_s", "Time without decoding", from_zero=True),
+    _Chart.of("agents/requests", "Requests", from_zero=True),
+    _Chart.of("agents/forks", "Forks", from_zero=True),
+    _Chart.of("time/agents/run_s", "Time of an agent", from_zero=True),
 )
 _POLICY = (
     _Chart.of("entropy", "Entropy", from_zero=True),

@@ -13,7 +13,9 @@ import pytest
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
+from grpo_eqx.environments.endpoint.clients import Guest
 from grpo_eqx.environments.endpoint.exchange import Exchange
 from grpo_eqx.environments.endpoint.server import is_loopback, served
 from grpo_eqx.evaluation.served_model import ServedModel
@@ -59,7 +61,10 @@ def model() -> ServedModel:
 @pytest.fixture(scope="module")
 def server(model: ServedModel) -> Iterator[Served]:
     exchange, ended = Exchange(model.session(8, 256), most_waiting=12), threading.Event()
-    endpoint = Endpoint(exchange, model.tokenizer, MODEL, KEY)
+    guest = Guest(exchange.session.max_length)
+    endpoint = Endpoint(
+        exchange, ChatFormats(model.tokenizer), MODEL, lambda key: guest if key == KEY else None
+    )
     thread = threading.Thread(target=exchange.run, args=(ended.is_set,))
     thread.start()
     with served(endpoint, "127.0.0.1", 0) as address:
@@ -218,7 +223,7 @@ def test_too_many_requests_are_refused(server: Served) -> None:
 
 def test_requests_under_way_at_the_end_are_told(model: ServedModel) -> None:
     exchange, ended = Exchange(model.session(8, 256)), threading.Event()
-    endpoint = Endpoint(exchange, model.tokenizer, MODEL)
+    endpoint = Endpoint(exchange, ChatFormats(model.tokenizer), MODEL, lambda _: Guest(256))
     with served(endpoint, "127.0.0.1", 0) as address:
         here = Served(address, exchange, model)
         ended.set()
