@@ -1,5 +1,6 @@
 """The format in which a chat template writes dialogues with tools, found by rendering probes."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -171,13 +172,20 @@ class ChatFormat:
     """The format of a tokenizer's chat template."""
 
     def __init__(
-        self, tokenizer: ChatTokenizer, *, has_tools: bool = True, has_users: bool = False
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        has_tools: bool = True,
+        has_users: bool = False,
+        may_rewrite: bool = False,
     ):
         """**Arguments:**
 
         - `tokenizer`: the tokenizer.
         - `has_tools`: whether tools answer turns.
         - `has_users`: whether messages of the user answer turns, as in games.
+        - `may_rewrite`: whether the template may render turns otherwise once others follow them, as
+          where each request has a whole dialogue.
 
         Raises `UserError` for a template in which such dialogues cannot be written.
         """
@@ -188,7 +196,8 @@ class ChatFormat:
             self._check_prefix({"role": "assistant"}, {"role": "user", "content": "probe_answer"})
         if has_tools:
             self._check_tools()
-            self._check_prefix(_turn(_NAME, _PROBE), _ANSWER)
+            with contextlib.suppress(*[UserError] * may_rewrite):
+                self._check_prefix(_turn(_NAME, _PROBE), _ANSWER)
             own = getattr(tokenizer.tokenizer, "response_template", None)
             self._response = self._found() if own is None else own
 
@@ -350,7 +359,9 @@ class ChatFormats:
         Raises `UserError` for a chat template that cannot write those with tools.
         """
         if has_tools not in self._made:
-            self._made[has_tools] = ChatFormat(self.tokenizer, has_tools=has_tools)
+            self._made[has_tools] = ChatFormat(
+                self.tokenizer, has_tools=has_tools, may_rewrite=True
+            )
         return self._made[has_tools]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_eqx.common.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.acted import Acted, ToolCounts
@@ -74,16 +74,9 @@ class HarnessSampler(Sampler):
         - `cfg`: the resolved settings.
         - `open_shape`: slots that answer agents, and limit on the tokens of a request.
 
-        Raises `UserError` for what is neither.
+        Raises `UserError` for the command line of no program.
         """
-        run: Any = harness
-        if isinstance(harness, str):
-            run = Command(harness)
-        elif not callable(harness):
-            raise UserError(
-                f"harness is {brief(harness)}: pass a function of the endpoint and the row, or the "
-                f"command line of a program."
-            )
+        run = Command(harness) if isinstance(harness, str) else harness
         self._run, self._sampler, self._cfg = run, sampler, cfg
         most = MOST_PROGRAMS if isinstance(harness, str) else MOST_THREADS
         self._calls = Calls(cfg.harness_timeout, most=cfg.harness_concurrency or most)
@@ -219,10 +212,8 @@ class HarnessSampler(Sampler):
         contents = [x.content if x else "" for x in problems for _ in range(group)]
         texts = self._chat.tokenizer.decode_completions([each.ids.tolist() for each in made])
         messages = [
-            text
-            if isinstance(content, str)
-            else each.messages or [{"role": "assistant", "content": ""}]
-            for content, text, each in zip(contents, texts, whole, strict=True)
+            each.messages or [{"role": "assistant", "content": text}]
+            for text, each in zip(texts, whole, strict=True)
         ]
         acted = Acted(
             contents, messages, [None] * len(made), [each.counts for each in whole],

@@ -61,6 +61,11 @@ class Passed:
                 f"rollout_func is {brief(self.rollout_func)}: pass a function of the prompts and "
                 f"the trainer."
             )
+        if self.harness is not None and not callable(self.harness):
+            raise UserError(
+                f"harness is {brief(self.harness)}: pass a function of the endpoint and the row, "
+                f"or the command line of a program."
+            )
 
     def described(self) -> dict[str, str]:
         """Returns the kinds of the objects, by the settings that they replace."""

@@ -140,3 +140,43 @@ def test_advantages_reach_their_completions(steps_per_generation: int) -> None:
             for place in np.argwhere(np.asarray(rows.lengths[m]) > 0).tolist():
                 found[int(first[tuple(place)])] = float(rows.advantages[m][tuple(place)])
     assert found == dict(enumerate(ADVANTAGES.reshape(-1).tolist()))
+
+
+@pytest.mark.parametrize("steps_per_generation", [1, 2])
+def test_an_advantage_counts_for_each_trajectory_of_its_sample(steps_per_generation: int) -> None:
+    """Here the tokens are the number of the sample and of its trajectory, whose prompts differ."""
+    made, rng = rollout(np.ones((P, G), bool)), np.random.default_rng(0)
+    for n, each in enumerate(made.trajectories):
+        each.ids[:] = 100 * n
+        forks = [
+            dataclasses.replace(each, prompt_ids=prompt).completed(
+                np.full(rng.integers(1, 6), 100 * n + k, np.int32)
+            )
+            for k, prompt in enumerate([[7, 8, 9], [5], [5, 6]][: n % 4], 1)
+        ]
+        made.groups[n // G][n % G] = dataclasses.replace(each, forks=forks)
+
+    def score(model: Any, rows: Rows, routes: None = None) -> TokenScores:
+        ids = rows.targets.astype(jnp.float32)
+        return TokenScores(ids, ids)
+
+    learner, updated = learned(made, score, steps_per_generation=steps_per_generation)
+    all_of = [x for each in made.trajectories for x in each.all_of_sample]
+    assert learner.num_counted == sum(map(len, all_of))
+    counts = [rows.counts for rows in updated if rows.counts is not None]
+    assert sum(int(x.sequences) for x in counts) == len(all_of)
+    assert sum(int(x.tokens) for x in counts) == learner.num_counted
+    found = set[tuple[int, float, int]]()
+    for rows in updated:
+        assert rows.old_logps is not None
+        there = np.asarray(rows.targets) >= 0
+        np.testing.assert_array_equal(rows.old_logps[there], rows.targets[there])
+        for m in range(len(rows.lengths)):
+            of_batch = jax.tree.map(lambda x, m=m: x[m] if x.ndim > 2 else x, rows)
+            first = np.asarray(of_batch.by_completion(of_batch.targets))[..., 0]
+            assert rows.advantages is not None
+            for place in map(tuple, np.argwhere(np.asarray(rows.lengths[m]) > 0)):
+                length, advantage = (x[m][place] for x in (rows.lengths, rows.advantages))
+                found.add((int(first[place]), float(advantage), int(length)))
+    flat = ADVANTAGES.reshape(-1)
+    assert found == {(int(x.ids[0]), float(flat[x.ids[0] // 100]), len(x)) for x in all_of}

@@ -41,6 +41,7 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
         config = uvicorn.Config(
             endpoint.app, log_level="error", access_log=False, lifespan="off",
             timeout_graceful_shutdown=2,
+            log_config=None,  # which would close the handlers of the program's own logs
         )  # fmt: skip
         server = uvicorn.Server(config)
         thread = threading.Thread(
