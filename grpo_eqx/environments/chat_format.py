@@ -1,6 +1,7 @@
 """The format in which a chat template writes dialogues with tools, found by rendering probes."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -192,6 +193,7 @@ class ChatFormat:
         self.tokenizer, self._response = tokenizer, None
         self._content = ""
         """Content of made-up turns."""
+        self._before: dict[str, list[int]] = {}
         if has_users:
             self._check_prefix({"role": "assistant"}, {"role": "user", "content": "probe_answer"})
         if has_tools:
@@ -217,9 +219,9 @@ class ChatFormat:
         if first["role"] == "tool":
             turn = _turn(first["name"], {})
         turn["content"] = self._content
-        before = self._ids([_USER, turn], opens=False)
+        before = self._ids_before(turn)
         whole = self._ids([_USER, turn, *messages], opens=True)
-        start, ends = len(self._ids([_USER], opens=False)), set(self.tokenizer.eos_ids)
+        start, ends = self._start, set(self.tokenizer.eos_ids)
         own = [i for i, token in enumerate(before) if i >= start and token in ends]
         if own:
             before = before[: own[-1] + 1]
@@ -228,6 +230,18 @@ class ChatFormat:
         if whole[: len(before)] != before:
             raise UserError(_REWRITES)
         return whole[len(before) - (with_end and before[-1] in ends) :]
+
+    @functools.cached_property
+    def _start(self) -> int:
+        """Number of tokens before a made-up turn."""
+        return len(self._ids([_USER], opens=False))
+
+    def _ids_before(self, turn: Message) -> list[int]:
+        """Returns a made-up dialogue up to a turn; answers have few turns before them."""
+        known = repr(turn)
+        if known not in self._before:
+            self._before[known] = self._ids([_USER, turn], opens=False)
+        return self._before[known]
 
     def ends(self, turn: Sequence[int]) -> bool:
         """Returns whether a turn, in tokens, has an end token."""

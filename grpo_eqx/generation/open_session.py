@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from grpo_eqx.data.trajectory import Address, FinishReason
+from grpo_eqx.generation.engine import refill_at_least
 from grpo_eqx.generation.options import SamplerOptions
 from grpo_eqx.generation.sampler import SamplingCounts
 from grpo_eqx.generation.sampling import Sampling
@@ -206,14 +207,17 @@ class OpenSession:
         return slot.num_held(ids), -slot.used
 
     def _decode(self) -> None:
-        """Begins to decode until a request has ended."""
-        slots = [slot for slot in self._table if slot.number is not None]
+        """Begins to decode until a share of the requests have ended, by themselves or by their
+        limits.
+        """
+        rooms = sorted(slot.room for slot in self._table if slot.number is not None)
+        share = refill_at_least(len(rooms))
         if self._has_changed:
             self._has_changed = False
             self._draws, self._sampling = self._addresses(), self._samplings()
         self._slots, self._report = self._programs.decode(
-            self._model, self._slots, self._draws, self._stopping, np.int32(1),
-            np.int32(min(slot.room for slot in slots)), self._sampling,
+            self._model, self._slots, self._draws, self._stopping, np.int32(share),
+            np.int32(rooms[share - 1]), self._sampling,
         )  # fmt: skip
 
     def _addresses(self) -> Draws:
@@ -259,11 +263,12 @@ class OpenSession:
             slot = self._table[row]
             if slot.number != number:
                 continue  # it was dropped meanwhile
-            n = int(lengths[row, 0]) + 1 - len(slot.tokens)
+            drawn = int(lengths[row, 0]) + 1 - len(slot.tokens)
+            n = min(drawn, slot.room)  # others went on while it had reached its limit
             slot.tokens += ids[row, 0, :n].tolist()
             slot.room, slot.used, num_drawn = slot.room - n, self._time, num_drawn + n
             reason: FinishReason | None = None
-            if finished[row, 0]:
+            if finished[row, 0] and n == drawn:
                 reason = "stop"
             elif not live[row, 0] or slot.room == 0:
                 reason = "length"

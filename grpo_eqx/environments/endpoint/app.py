@@ -18,7 +18,7 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.environments.chat_format import ChatFormat, ChatFormats
 from grpo_eqx.environments.endpoint.answers import Answer, error_body, usage
 from grpo_eqx.environments.endpoint.choice import Choice
-from grpo_eqx.environments.endpoint.clients import Client, Turn
+from grpo_eqx.environments.endpoint.clients import Client, Encode, Turn
 from grpo_eqx.environments.endpoint.exchange import EndedError, Exchange, OverloadedError
 from grpo_eqx.environments.endpoint.requests import (
     RequestError,
@@ -119,12 +119,16 @@ class Endpoint:
             chat = self._chat.of(has_tools=True) if wanted.tools else None
         except UserError as error:
             raise RequestError(400, str(error), "tools") from error
-        try:
-            tokenizer = self._tokenizer.with_tools({None: wanted.tools} if wanted.tools else {})
-            (ids,) = tokenizer.encode_prompts([Prompt(list(wanted.messages), {})])
-        except UserError as error:
-            raise RequestError(400, str(error), "messages") from error
-        return await self._answer(request, wanted, [ids], chat, is_chat=True)
+        messages, tools = list(wanted.messages), wanted.tools
+        tokenizer = self._tokenizer.with_tools({None: tools} if tools else {})
+
+        def encode() -> Sequence[Sequence[int]]:
+            try:
+                return tokenizer.encode_prompts([Prompt(messages, {})])
+            except UserError as error:
+                raise RequestError(400, str(error), "messages") from error
+
+        return await self._answer(request, wanted, encode, chat, is_chat=True)
 
     async def _complete_text(self, request: Request) -> Response:
         wanted, prompts = read_text(await _body(request), self._model), list[Sequence[int]]()
@@ -139,13 +143,13 @@ class Endpoint:
                 prompts += self._tokenizer.encode_prompts([Prompt(each, {}, plain=True)])
             except UserError as error:
                 raise RequestError(400, str(error), "prompt") from error
-        return await self._answer(request, wanted, prompts, None, is_chat=False)
+        return await self._answer(request, wanted, lambda: prompts, None, is_chat=False)
 
     async def _answer(
         self,
         request: Request,
         wanted: Wanted,
-        prompts: Sequence[Sequence[int]],
+        encode: Encode,
         chat: ChatFormat | None,
         *,
         is_chat: bool,
@@ -153,7 +157,7 @@ class Endpoint:
         """Completes prompts, all at once."""
         answer = Answer.begun(f"{next(self._numbers)}", self._model, is_chat=is_chat)
         client: Client = request.state.client
-        turns = client.begin(wanted, prompts)
+        turns = client.begin(wanted, encode)
         choices = [
             Choice(n, turn.request.ids, wanted, chat, self._tokenizer)
             for n, turn in enumerate(turns)

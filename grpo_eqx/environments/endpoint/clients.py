@@ -2,13 +2,15 @@
 
 import abc
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from grpo_eqx.data.trajectory import Address
 from grpo_eqx.environments.chat_format import Message
 from grpo_eqx.environments.endpoint.choice import Choice
 from grpo_eqx.environments.endpoint.requests import RequestError, Wanted
 from grpo_eqx.generation.open_session import Request
+
+Encode = Callable[[], Sequence[Sequence[int]]]
 
 
 class Turn(abc.ABC):
@@ -36,13 +38,13 @@ class Client(abc.ABC):
     """One whose requests belong together."""
 
     @abc.abstractmethod
-    def begin(self, wanted: Wanted, prompts: Sequence[Sequence[int]]) -> list[Turn]:
+    def begin(self, wanted: Wanted, encode: Encode) -> list[Turn]:
         """Begins `wanted.n` completions of each prompt, those of a prompt one after the other.
 
         **Arguments:**
 
         - `wanted`: the request.
-        - `prompts`: its prompts, as the tokenizer has written them.
+        - `encode`: returns its prompts, as the tokenizer writes them.
 
         Raises `RequestError` for requests that cannot be answered.
         """
@@ -69,7 +71,8 @@ class Guest(Client):
         """
         self._max_length = max_length
 
-    def begin(self, wanted: Wanted, prompts: Sequence[Sequence[int]]) -> list[Turn]:
+    def begin(self, wanted: Wanted, encode: Encode) -> list[Turn]:
+        prompts = encode()
         for ids in prompts:
             check_room(wanted, len(ids), self._max_length)
         seed = secrets.randbits(31) if wanted.seed is None else wanted.seed % 2**31

@@ -1,6 +1,7 @@
 """Rollouts of an agent: the tokens of its requests and answers, as they are trained."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.trajectory import Address, FinishReason, Trajectory
 from grpo_eqx.environments.chat_format import ChatFormats, Message
 from grpo_eqx.environments.endpoint.choice import Choice
-from grpo_eqx.environments.endpoint.clients import Client, Turn
+from grpo_eqx.environments.endpoint.clients import Client, Encode, Turn
 from grpo_eqx.environments.endpoint.requests import RequestError, Wanted
 from grpo_eqx.generation.open_session import Request
 from grpo_eqx.generation.sampling import Sampling
@@ -65,12 +66,16 @@ class Recorder(Client):
         self._branches: list[_Branch] = []
         self.counts = RecordCounts()
 
-    def begin(self, wanted: Wanted, prompts: Sequence[Sequence[int]]) -> list[Turn]:
+    def begin(self, wanted: Wanted, encode: Encode) -> list[Turn]:
         self._options.on_request(wanted)
-        turns = list[Turn]()
+        turns, number = list[Turn](), max(len(wanted.prompts), 1)
+        encode = functools.cache(encode)
         try:
-            for ids in prompts:
-                turns += [self._begun_turn(wanted, list(ids)) for _ in range(wanted.n)]
+            for i in range(number):
+                turns += [
+                    self._begun_turn(wanted, lambda i=i: list(encode()[i]))  # type: ignore[misc]
+                    for _ in range(wanted.n)
+                ]
         except RequestError:
             for turn in turns:
                 turn.drop()
@@ -100,8 +105,8 @@ class Recorder(Client):
         old = self.counts._asdict()
         self.counts = self.counts._replace(**{name: old[name] + n for name, n in counts.items()})
 
-    def _begun_turn(self, wanted: Wanted, ids: list[int]) -> Turn:
-        branch, ids = self._continued(wanted, ids)
+    def _begun_turn(self, wanted: Wanted, encode: Callable[[], list[int]]) -> Turn:
+        branch, ids = self._continued(wanted, encode)
         prompt = self._prompt_length(ids) if branch is None else branch.prompt
         options = self._options
         room = options.max_completion_length - (len(ids) - prompt)
@@ -127,7 +132,9 @@ class Recorder(Client):
         )
         return _RecordedTurn(self, branch, request)
 
-    def _continued(self, wanted: Wanted, ids: list[int]) -> "tuple[_Branch | None, list[int]]":
+    def _continued(
+        self, wanted: Wanted, encode: Callable[[], list[int]]
+    ) -> "tuple[_Branch | None, list[int]]":
         """Returns the branch that a request continues, if any, and all tokens up to the answer."""
         free = [each for each in self._branches if not each.is_busy]
         threshold = self._options.fork_threshold
@@ -138,6 +145,7 @@ class Recorder(Client):
                     return branch, [*branch.ids, *suffix]
                 threshold = 0  # the template rewrites the history
                 break
+        ids = encode()
         places = [(each.drift(ids, threshold), each) for each in free]
         fitting = [(drift, -len(each.ids), each) for drift, each in places if drift is not None]
         best = min(fitting, key=lambda x: x[:2], default=None)
@@ -153,9 +161,10 @@ class Recorder(Client):
         """
         assert wanted.messages is not None
         render = self._options.chat.tokenizer.template.render
-        before = render(branch.messages[:-1], opens=False, tools=wanted.tools).rstrip()
-        whole = render(list(wanted.messages), tools=wanted.tools)
-        is_kept = whole.startswith(before) and thought_of(branch.messages[-1]) in whole
+        before = branch.text or render(branch.messages[:-1], opens=False, tools=wanted.tools)
+        whole = render(list(wanted.messages), opens=False, tools=wanted.tools)
+        is_kept = whole.startswith(before.rstrip()) and thought_of(branch.messages[-1]) in whole
+        branch.next_text = whole
         if new[0]["role"] == "assistant" or not is_kept:
             return None
         try:
@@ -231,6 +240,9 @@ class _Branch:
         self.messages: list[Message] = []
         """All messages, the last answer included; none where requests have texts."""
         self.tools: Sequence[Mapping[str, Any]] = ()
+        self.text = self.next_text = ""
+        """The messages but the last answer as the template renders them, and those of the request
+        that is being answered; empty where nothing has asked for them."""
         self.num_given = 0
         """Messages of the first request."""
         self.finish_reason: FinishReason | None = None
@@ -288,6 +300,7 @@ class _Branch:
             if not self.messages:
                 self.num_given = len(wanted.messages)
             self.messages, self.tools = [*map(dict, wanted.messages), message], wanted.tools
+            self.text, self.next_text = self.next_text, ""
 
     def trajectory(self, begun: Trajectory, version: int) -> Trajectory:
         start = self.prompt

@@ -40,7 +40,7 @@ class Agent:
         wanted = read_chat(body, "m")
         tokenizer = self.chat.tokenizer.with_tools({None: wanted.tools} if wanted.tools else {})
         ids = tokenizer.encode_prompts([Prompt(list(wanted.messages or ()), {})])
-        turns = self.recorder.begin(wanted, ids)
+        turns = self.recorder.begin(wanted, lambda: ids)
         self.requests += [turn.request for turn in turns]
         return wanted, turns
 
