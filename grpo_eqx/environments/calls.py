@@ -110,15 +110,13 @@ class Calls:
                 "await whatever it waits for, or make it a plain function, which runs in a thread."
             ) from None
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a call has blocked the event loop for a while; asked again and again.
-
-        `result` then raises the error.
+    def seconds_blocked(self) -> float:
+        """Returns for how long calls have kept the event loop from going on, where this is asked
+        again and again.
         """
         if self._ping is None or self._ping.done():
             self._ping, self._pinged = self._loop.run(asyncio.sleep(0)), time.monotonic()
-        return time.monotonic() - self._pinged > GRACE
+        return time.monotonic() - self._pinged
 
     def close_all(self, objects: Sequence[Any]) -> list[concurrent.futures.Future[list[Outcome]]]:
         """Starts to call `close` of those objects that have it; warns of each that fails.

@@ -39,6 +39,8 @@ from grpo_eqx.settings.config import GRPOConfig
 
 MOST_PROGRAMS = 64
 """Programs that run at a time by default."""
+_BLOCKED = 30.0
+"""Seconds after which an event loop counts as blocked."""
 REWARD = "harness_reward"
 """Column in which reward functions get what the harness returned."""
 
@@ -81,7 +83,8 @@ class HarnessSampler(Sampler):
         most = MOST_PROGRAMS if isinstance(harness, str) else MOST_THREADS
         self._calls = Calls(cfg.harness_timeout, most=cfg.harness_concurrency or most)
         self._chat = ChatFormats(tokenizer)
-        self._version, self._has_noted, self._has_warned = 0, False, False
+        self._version = 0
+        self._has_noted = self._has_noted_blocking = self._has_warned = False
         self._open_shape, self._depth = open_shape, 0
 
     def set_weights(self, model: CausalLM, version: int) -> None:
@@ -164,7 +167,7 @@ class HarnessSampler(Sampler):
                 ]
             )
             running.add_done_callback(lambda _: exchange.wake())
-            exchange.run(lambda: running.done() or self._calls.is_blocked)
+            exchange.run(lambda: running.done() or self._note_blocking())
 
         def result() -> list[_Ended]:
             outcomes = self._calls.result(running)
@@ -176,6 +179,17 @@ class HarnessSampler(Sampler):
             return made
 
         return result
+
+    def _note_blocking(self) -> bool:
+        """Warns once of a harness that blocks its event loop; returns `False`."""
+        if not self._has_noted_blocking and self._calls.seconds_blocked() > _BLOCKED:
+            self._has_noted_blocking = True
+            warn(
+                f"the harness is async, and has blocked its event loop for {_BLOCKED:.0f} s, so "
+                f"that runs wait for each other: await an async client, or make it a plain "
+                f"function, which runs in a thread"
+            )
+        return False
 
     def _check(self, ended: Sequence["_Ended"]) -> None:
         """Warns of the first run that failed; raises `RunError` where failures stop the run."""

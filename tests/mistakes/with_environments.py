@@ -98,7 +98,7 @@ SCRIPTS = {
         "rollout_func is passed, and so are tools or environments, which it would have to call"
     ),
     "trainer(rollout_func='mine')": "rollout_func is 'mine': pass a function of the prompts and",
-    "trainer(harness=3)": "harness is 3: pass a function of the endpoint and the row",
+    "trainer(harness=3)": "harness is 3: use a string or None",
     "trainer(harness_timeout=3.0)": "harness_timeout is 3.0, and no harness is passed",
     "trainer(tool_timeout=3.0)": "and no tools or environments are passed: it would do nothing",
     "trainer(tool_workers=2)": "no plain functions are passed as tools: it would do nothing",

@@ -37,7 +37,7 @@ class RecordOptions:
 
 
 class RecordCounts(NamedTuple):
-    """What happened to the history of a rollout."""
+    """Counts of a rollout's requests, and of changes of its history."""
 
     requests: int = 0
     """Requests that were answered."""

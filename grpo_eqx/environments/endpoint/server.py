@@ -11,7 +11,8 @@ import uvicorn
 from grpo_eqx.common.errors import UserError, first_line
 from grpo_eqx.environments.endpoint.app import Endpoint
 
-_TO_START = 30.0
+_MOST_WAITING = 2048
+"""Connections that wait to be accepted."""
 _TO_END = 10.0
 """Seconds after which the server's thread is left to itself."""
 
@@ -33,6 +34,7 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
             listener = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen(_MOST_WAITING)  # from now on, whatever the thread does until it serves
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"cannot listen at {host} port {port} ({first_line(error)}): use another --port, "
