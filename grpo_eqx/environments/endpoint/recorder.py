@@ -137,14 +137,15 @@ class Recorder(Client):
     ) -> "tuple[_Branch | None, list[int]]":
         """Returns the branch that a request continues, if any, and all tokens up to the answer."""
         free = [each for each in self._branches if not each.is_busy]
-        threshold = self._options.fork_threshold
-        for branch in sorted(free, key=lambda each: -len(each.messages)):
-            if (new := branch.news(wanted)) is not None:
-                suffix = self._suffix(branch, wanted, new)
-                if suffix is not None:
-                    return branch, [*branch.ids, *suffix]
-                threshold = 0  # the template rewrites the history
-                break
+        threshold, given = self._options.fork_threshold, list(wanted.messages or ())
+        contents = list(map(_content_of, given))
+        known = [each for each in free if each.is_continued_by(contents, wanted.tools)]
+        if known:
+            branch = max(known, key=lambda each: len(each.messages))
+            suffix = self._suffix(branch, wanted, given[len(branch.messages) :])
+            if suffix is not None:
+                return branch, [*branch.ids, *suffix]
+            threshold = 0  # the template rewrites the history
         ids = encode()
         places = [(each.drift(ids, threshold), each) for each in free]
         fitting = [(drift, -len(each.ids), each) for drift, each in places if drift is not None]
@@ -152,7 +153,7 @@ class Recorder(Client):
         return (None if best is None else best[2]), ids
 
     def _suffix(
-        self, branch: "_Branch", wanted: Wanted, new: Sequence[Message]
+        self, branch: "_Branch", wanted: Wanted, new: Sequence[Mapping[str, Any]]
     ) -> list[int] | None:
         """Returns the tokens of new messages, up to the next answer.
 
@@ -169,7 +170,7 @@ class Recorder(Client):
             return None
         try:
             chat = self._options.chat.of(has_tools=bool(wanted.tools))
-            return chat.suffix_ids(new, with_end=not chat.ends(branch.ids))
+            return chat.suffix_ids(list(map(dict, new)), with_end=not chat.ends(branch.ids))
         except UserError:
             return None
 
@@ -193,14 +194,11 @@ class Recorder(Client):
         own = self._trajectory.address
         if not self._branches:
             return own
-        content = np.array([*ids, self._number_alike(ids)], np.int32).tobytes()
+        number = sum(each.ids[: each.num_asked] == list(ids) for each in self._branches)
+        content = np.array([*ids, number], np.int32).tobytes()
         digest = int.from_bytes(hashlib.sha256(content).digest()[:4], "little")
         more = _FORKS * (digest % 2047 + 1), _FORKS * (digest // 2047 % 2048)
         return own._replace(prompt=own.prompt + more[0], sample=own.sample + more[1])
-
-    def _number_alike(self, ids: Sequence[int]) -> int:
-        """Returns the number of branches that have begun with the same tokens."""
-        return sum(each.ids[: each.num_asked] == list(ids) for each in self._branches)
 
     def _no_room(self, what: str, setting: str, number: int, most: int) -> RequestError:
         """Counts and returns the refusal of a request that is too long."""
@@ -239,6 +237,7 @@ class _Branch:
         """Number of the first token of the last answer."""
         self.messages: list[Message] = []
         """All messages, the last answer included; none where requests have texts."""
+        self._contents: list[tuple[Any, ...]] = []
         self.tools: Sequence[Mapping[str, Any]] = ()
         self.text = self.next_text = ""
         """The messages but the last answer as the template renders them, and those of the request
@@ -253,17 +252,19 @@ class _Branch:
     def is_written(self) -> bool:
         return any(self.written)
 
-    def news(self, wanted: Wanted) -> list[Message] | None:
-        """Returns the messages after those of the branch, if a request begins with them."""
-        number = len(self.messages)
-        if not number or wanted.messages is None or len(wanted.messages) <= number:
-            return None
-        given = list(map(dict, wanted.messages))
-        if list(wanted.tools) != list(self.tools):
-            return None
-        if list(map(_content_of, given[:number])) != list(map(_content_of, self.messages)):
-            return None
-        return given[number:]
+    def is_continued_by(
+        self, contents: Sequence[tuple[Any, ...]], tools: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Returns whether more messages follow those of the branch in a request.
+
+        **Arguments:**
+
+        - `contents`: `_content_of` each message of the request.
+        - `tools`: its tools.
+        """
+        number = len(self._contents)
+        begins_alike = 0 < number < len(contents) and contents[:number] == self._contents
+        return begins_alike and list(tools) == list(self.tools)
 
     def drift(self, ids: Sequence[int], threshold: int) -> int | None:
         """Returns how many of the last tokens differ in a request that continues the branch.
@@ -271,18 +272,16 @@ class _Branch:
         `None` where it does not: where anything before the last answer differs, or too much of
         that, or nothing follows.
         """
-        same = (a == b for a, b in zip(self.ids, ids, strict=False))
-        matched = next((n for n, x in enumerate(same) if not x), min(len(self.ids), len(ids)))
+        if self.ids[: self.answer] != ids[: self.answer]:
+            return None
+        matched = _number_alike(self.ids, ids)
         drift = len(self.ids) - matched
-        if drift == 0:
-            return 0
-        is_small = matched >= self.answer and drift < threshold
-        return drift if is_small and len(ids) > matched else None
+        goes_on = len(ids) > matched and drift < threshold
+        return drift if drift == 0 or goes_on else None
 
     def go_on(self, ids: Sequence[int]) -> int:
         """Takes all tokens of a request; returns the number of tokens that are not trained now."""
-        pairs = zip(self.ids, ids, strict=False)
-        matched = next((n for n, (a, b) in enumerate(pairs) if a != b), len(self.ids))
+        matched = _number_alike(self.ids, ids)
         drifted, rest = sum(self.written[matched:]), len(ids) - matched
         self.ids[matched:] = ids[matched:]
         self.written[matched:], self.logps[matched:] = [False] * rest, [0.0] * rest
@@ -300,6 +299,7 @@ class _Branch:
             if not self.messages:
                 self.num_given = len(wanted.messages)
             self.messages, self.tools = [*map(dict, wanted.messages), message], wanted.tools
+            self._contents = list(map(_content_of, self.messages))
             self.text, self.next_text = self.next_text, ""
 
     def trajectory(self, begun: Trajectory, version: int) -> Trajectory:
@@ -328,6 +328,12 @@ class _RecordedTurn(Turn):
 
     def drop(self) -> None:
         self._recorder.drop(self._branch)
+
+
+def _number_alike(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns the number of tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def thought_of(message: Mapping[str, Any]) -> str:

@@ -13,6 +13,9 @@ from grpo_eqx.environments.endpoint.app import Endpoint
 
 _MOST_WAITING = 2048
 """Connections that wait to be accepted."""
+_IDLE = 300
+"""Seconds after which a connection without requests is closed. Agents that wait for a tool should
+not send their next request just when theirs is."""
 _TO_END = 10.0
 """Seconds after which the server's thread is left to itself."""
 
@@ -42,7 +45,7 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
             ) from error
         config = uvicorn.Config(
             endpoint.app, log_level="error", access_log=False, lifespan="off",
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=2, timeout_keep_alive=_IDLE,
             log_config=None,  # which would close the handlers of the program's own logs
         )  # fmt: skip
         server = uvicorn.Server(config)
