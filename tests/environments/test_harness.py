@@ -33,6 +33,7 @@ from tests.environments.endpoint.test_tools import Scripted
 from tests.environments.templates import HERMES, tokenizer_with
 from tests.environments.test_acting import calls_often, settings
 from tests.environments.test_environments import steps_of
+from tests.tracking.test_metric_registry import OF_AGENTS
 
 __all__ = ["calls_often", "settings"]
 
@@ -130,6 +131,7 @@ def test_an_agent_that_asks_once_makes_the_same_run(
         assert step["loss"] == pytest.approx(expected["loss"], abs=1e-6)
         assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
         assert step["agents/requests"] == 1
+        assert step.keys() >= OF_AGENTS
 
 
 @pytest.mark.slow

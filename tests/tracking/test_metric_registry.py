@@ -47,6 +47,11 @@ OF_TOOLS = {
     "time/tools/call_s", "time/tools/wait_s",
 }  # fmt: skip
 """Metrics of completions that act, which another test runs."""
+OF_AGENTS = {
+    "agents/requests", "agents/forks", "agents/drifted_tokens", "agents/num_refused",
+    "time/agents/run_s",
+}  # fmt: skip
+"""Metrics of completions that agents make, which another test runs."""
 OF_ACCELERATORS = {
     "perf/mfu/update", "perf/bandwidth_utilization/rollout",
     "memory/train/bytes_in_use_max_gib", "memory/train/peak_bytes_in_use_max_gib",
@@ -122,6 +127,6 @@ def test_a_run_with_much_on_logs_entries_only_and_no_entry_is_logged_by_none(
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = {name for row in rows for name in row}
     assert [name for name in sorted(logged) if find_metric(name) is None] == []
-    elsewhere = OF_ACCELERATORS | OF_EXPERTS | OF_IDS_WITHOUT_TOKEN | OF_TOOLS
+    elsewhere = OF_ACCELERATORS | OF_EXPERTS | OF_IDS_WITHOUT_TOKEN | OF_TOOLS | OF_AGENTS
     used = Counter(find_metric(name) for name in logged | known_before_runs | elsewhere)
     assert [metric.name for metric in METRICS if metric not in used] == []
