@@ -117,12 +117,16 @@ class Subject:
         return cls(name, settings, checkpoint, facts, of_run=True)
 
     def check_single_turn(self) -> None:
-        """Raises `UserError` for a run with tools or environments, which cannot be called here."""
-        if self.facts is not None and (tools := self.facts.config.get("tools")):
+        """Raises `UserError` for a run whose completions act, in what cannot be called here."""
+        if self.facts is None:
+            return
+        config = self.facts.config
+        acts = [*config.get("tools", ()), *filter(None, [config.get("harness")])]
+        if acts:
             raise UserError(
-                f"the run in {self.name!r} had tools or environments ({', '.join(tools)}), which "
-                f"this command cannot call: evaluate in Python, as in GRPOTrainer(cfg, "
-                f"tools=...).evaluate(), with the run's model as cfg.model."
+                f"the run in {self.name!r} had tools, environments or a harness "
+                f"({', '.join(acts)}), which this command cannot call: evaluate in Python, as in "
+                f"GRPOTrainer(cfg, tools=...).evaluate(), with the run's model as cfg.model."
             )
 
     def check_tokenizer(self, fingerprint: str) -> None:

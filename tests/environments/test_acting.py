@@ -104,7 +104,9 @@ def test_calls_are_answered_and_rewards_see_whole_dialogues(
     )
     for length, logps in zip(table["length"], table["token_logps"], strict=True):
         assert np.isfinite(logps.as_py()).sum() == length.as_py()
-    with pytest.raises(UserError, match=r"had tools or environments \(multiply, add\), which this"):
+    with pytest.raises(
+        UserError, match=r"had tools, environments or a harness \(multiply, add\), which"
+    ):
         Subject.find(str(settings["output_dir"])).check_single_turn()
 
 
