@@ -102,9 +102,13 @@ class Choice:
         return self.finish_reason
 
     def _id_of_call(self, number: int) -> str:
-        """Returns the id of a call: no other call of a dialogue has it."""
+        """Returns the id of a call, which no other call of a dialogue has, nor of a fork of it.
+
+        The same requests have the same ids, as templates may render them. Some, as Mistral's, want
+        nine letters.
+        """
         content = np.array([*self.prompt, *self.ids, self.index, number], np.int32).tobytes()
-        return f"call_{hashlib.sha256(content).hexdigest()[:24]}"
+        return hashlib.sha256(content).hexdigest()[:9]
 
     def _text_of(self, number: int) -> str:
         (text,) = self._tokenizer.decode_completions([self.ids[:number]])

@@ -52,12 +52,10 @@ class Stream:
             return
         message: dict[str, Any] = {"content": text}
         if self._wanted.tools:
-            calls = choice.message.get("tool_calls", [])
-            message = {"content": choice.message["content"]} | (
-                {"tool_calls": [{"index": n, **call} for n, call in enumerate(calls)]}
-                if calls
-                else {}
-            )
+            message = {**choice.message}
+            del message["role"], message["refusal"]
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = [{"index": n, **call} for n, call in enumerate(calls)]
             more["finish_reason"] = choice.message_reason
         if text or more or has_ended:
             yield self._part(delta=message, **more)
