@@ -6,3 +6,4 @@ from grpo_eqx.environments.harness import Harness as Harness
 from grpo_eqx.environments.harness_endpoint import HarnessEndpoint as HarnessEndpoint
 from grpo_eqx.environments.rollout_func import RolloutFunc as RolloutFunc
 from grpo_eqx.environments.rollout_func import RolloutTrainer as RolloutTrainer
+from grpo_eqx.environments.verifiers import VerifiersHarness as VerifiersHarness
