@@ -10,24 +10,15 @@ from functools import cached_property
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, Protocol, final
+from typing import Any
 
 from grpo_eqx.common.errors import UserError, shown
+from grpo_eqx.environments.harness_endpoint import HarnessEndpoint
 
 _DATA = "task"
 """Column with a task's data."""
 
 
-class ModelEndpoint(Protocol):
-    """Where a rollout's model is served, in OpenAI's form."""
-
-    base_url: str
-    api_key: str
-    """Key that is the rollout's own."""
-    model: str
-
-
-@final
 class VerifiersHarness:
     """Plays the tasks of a verifiers environment, and returns its rewards.
 
@@ -70,7 +61,7 @@ class VerifiersHarness:
             raise UserError("the taskset has no end: give rows() a number of tasks.")
         return [_row(task.data) for task in islice(taskset, number)]
 
-    async def __call__(self, endpoint: ModelEndpoint, row: Mapping[str, Any]) -> float | None:
+    async def __call__(self, endpoint: HarnessEndpoint, row: Mapping[str, Any]) -> float | None:
         """Returns the reward of an episode; `None` if nothing has scored it.
 
         **Arguments:**
@@ -106,7 +97,7 @@ class VerifiersHarness:
         threading.Thread(target=run, daemon=True, name="verifiers").start()
         return begun
 
-    async def _episode(self, endpoint: ModelEndpoint, row: Mapping[str, Any]) -> float | None:
+    async def _episode(self, endpoint: HarnessEndpoint, row: Mapping[str, Any]) -> float | None:
         # verifiers reads keys from the environment. Programs that it starts get no variables with
         # API_KEY in their names.
         variable = f"GRPO_EQX_API_KEY_{secrets.token_hex(8)}"

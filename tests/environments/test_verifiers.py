@@ -13,10 +13,13 @@ from typing import Any
 import openai
 import pytest
 
+from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.environments import VerifiersHarness, verifiers
+from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
+from grpo_eqx.environments.endpoint.clients import Guest
 from grpo_eqx.environments.endpoint.exchange import Exchange
 from grpo_eqx.environments.endpoint.server import served
 from grpo_eqx.evaluation.served_model import ServedModel
@@ -31,7 +34,11 @@ def server() -> Iterator[SimpleNamespace]:
     exchange, ended = Exchange(model.session(8, 512)), threading.Event()
     thread = threading.Thread(target=exchange.run, args=(ended.is_set,))
     thread.start()
-    with served(Endpoint(exchange, model.tokenizer, MODEL, KEY), "127.0.0.1", 0) as address:
+    guest = Guest(exchange.session.max_length)
+    endpoint = Endpoint(
+        exchange, ChatFormats(model.tokenizer), MODEL, lambda key: guest if key == KEY else None
+    )
+    with served(endpoint, "127.0.0.1", 0) as address:
         yield SimpleNamespace(base_url=f"{address}/v1", api_key=KEY, model=MODEL)
         ended.set()
         thread.join()
@@ -82,6 +89,34 @@ def test_rewards(server: SimpleNamespace, environment: Any) -> None:
     right, refused = asyncio.run(with_two_keys())  # in another event loop
     assert right == wanted
     assert all("the API key is missing or wrong" in str(error) for error in refused)
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_them(environment: Any, tmp_path: Path) -> None:
+    """The same completions as a run that is rewarded for the same by a function."""
+    harness = VerifiersHarness(environment(64, {"harness": {"id": "word_problem_set"}}))
+
+    def rewarded(completions: list[Any], task: list[str], **columns: Any) -> list[float]:
+        answers = [json.loads(each)["answer"] for each in task]
+        texts = [messages[0]["content"].splitlines()[-1:] for messages in completions]
+        return [2 * (text == [answer]) + 0.125 for text, answer in zip(texts, answers, strict=True)]
+
+    runs = {}
+    for name, passed in {
+        "played": {"harness": harness},
+        "plain": {"reward_funcs": rewarded},
+    }.items():
+        cfg = GRPOConfig(
+            steps=10, prompts_per_step=8, num_generations=4, output_dir=tmp_path / name,
+            eval_problems=8,
+        )  # fmt: skip
+        runs[name] = GRPOTrainer(cfg, train_data=harness.rows(), **passed).fit().history
+    for own, expected in zip(runs["played"], runs["plain"], strict=True):
+        assert own["reward"] == expected["reward"]
+        assert own["completions/mean_length"] == expected["completions/mean_length"]
+        assert own["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+    assert len(runs["played"]) == 10
+    assert any(line["grad_norm"] > 0 for line in runs["played"])
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1.0])
