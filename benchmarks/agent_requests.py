@@ -23,7 +23,7 @@ from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
 from grpo_eqx.environments.endpoint.exchange import Exchange
 from grpo_eqx.environments.endpoint.recorder import Recorder, RecordOptions
-from grpo_eqx.environments.endpoint.server import served
+from grpo_eqx.environments.endpoint.server import listening, served
 from grpo_eqx.evaluation.served_model import ServedModel
 from grpo_eqx.generation.open_session import OpenSession, Request
 from grpo_eqx.generation.sampling import Sampling
@@ -54,7 +54,7 @@ def over_http(
     }
     exchange = Exchange(session)
     endpoint = Endpoint(exchange, chat, "m", clients.get)
-    with served(endpoint, "127.0.0.1", 0) as address:
+    with served(endpoint, listening("127.0.0.1", 0, "--port")) as address:
         numbers = map(str, (options.agents, options.requests, options.max_tokens))
         process = subprocess.Popen([sys.executable, str(AGENTS), address, *numbers])
 

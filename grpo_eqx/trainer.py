@@ -243,6 +243,7 @@ class GRPOTrainer:
                 mesh=mesh,
                 rollout_sharding=rollout_sharding,
                 loss_backend=loss_backend,
+                harness=passed.harness,
             ),
         )
         self.cfg = cfg = given.resolved(architecture).with_absolute_paths()

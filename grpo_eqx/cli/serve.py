@@ -67,7 +67,7 @@ class Serve(Subcommand):
         from grpo_eqx.environments.endpoint.app import Endpoint
         from grpo_eqx.environments.endpoint.clients import Guest
         from grpo_eqx.environments.endpoint.exchange import Exchange
-        from grpo_eqx.environments.endpoint.server import is_loopback, served
+        from grpo_eqx.environments.endpoint.server import is_loopback, listening, served
         from grpo_eqx.evaluation.served_model import ServedModel
         from grpo_eqx.tracking.stages import Stages
         from grpo_eqx.training.compilation import use_compilation_cache
@@ -93,7 +93,8 @@ class Serve(Subcommand):
             return guest if is_known else None
 
         endpoint = Endpoint(exchange, ChatFormats(model.tokenizer), model.name, client_of)
-        with _asked_to_end() as asked, served(endpoint, self.host, self.port) as address:
+        listener = listening(self.host, self.port, "--port")
+        with _asked_to_end() as asked, served(endpoint, listener) as address:
             print_clean(f"{model.name} is at {address}/v1, with up to {session.max_length} tokens")
             exchange.run(lambda: bool(asked))
 

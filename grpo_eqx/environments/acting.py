@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_json, own_share, raise_on_all_hosts
+from grpo_eqx.environments.calls import interruptible
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
@@ -151,7 +150,7 @@ class ActingSampler(Sampler):
 
     def __enter__(self) -> "ActingSampler":
         self._depth += 1
-        self._interruptible.enter_context(_interruptible())
+        self._interruptible.enter_context(interruptible())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -198,23 +197,6 @@ class ActingSampler(Sampler):
                 f"max_completion_length is {self._max_completion_length}: raise it, or return the "
                 f"same prompt for the same row."
             )
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Has Ctrl-C raise `KeyboardInterrupt` where it would end the process at once.
-
-    So that environments are closed.
-    """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _release(dialogues: Iterable[Dialogue], environments: Environments) -> None:

@@ -6,9 +6,10 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from grpo_eqx.common.errors import RunError, class_name
@@ -179,6 +180,23 @@ async def _awaited(call: Call) -> Outcome:
         return Outcome(None, error)
     finally:
         LEFT.record()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Has Ctrl-C raise `KeyboardInterrupt` where it would end the process at once.
+
+    So that environments are closed.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def awaited(func: Callable[[], Any]) -> Any:

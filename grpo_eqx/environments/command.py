@@ -8,12 +8,17 @@ import shlex
 import shutil
 import signal
 from typing import Any
+from urllib.parse import urlsplit
 
 from grpo_eqx.common.errors import UserError, shown
 from grpo_eqx.environments.harness_endpoint import HarnessEndpoint
 
 _MOST_BYTES = 1 << 20
 """Bytes of a program's output that are kept, the last ones."""
+_BETWEEN = 0.05
+"""Seconds between two looks whether a program has ended."""
+_TO_END = 2.0
+"""Seconds in which the last output of a program arrives, once it has ended."""
 
 
 class CommandError(Exception):
@@ -33,17 +38,21 @@ class Command:
 
         - `line`: the command line, as in `python agent.py --fast`; no shell reads it.
 
-        Raises `UserError` where the line cannot be read, or there is no such program.
+        Raises `UserError` where the line cannot be read, or the program is not found.
         """
         try:
             self._words = shlex.split(line)
         except ValueError as error:
             raise UserError(f"harness is {shown(line)}: close its quotes ({error}).") from error
         if not self._words or shutil.which(self._words[0]) is None:
-            name = shown(self._words[0]) if self._words else "an empty text"
+            why = (
+                f"{shown(self._words[0])} is not found on the PATH"
+                if self._words
+                else "it is empty"
+            )
             raise UserError(
-                f"harness is {shown(line)}, and {name} is no program on the PATH: give a command "
-                f"line, as in 'python agent.py'."
+                f"harness is {shown(line)}, and {why}: give a command line, as in "
+                f"'python agent.py'."
             )
 
     async def __call__(self, endpoint: HarnessEndpoint, row: dict[str, Any]) -> float | None:
@@ -58,24 +67,57 @@ class Command:
                 "OPENAI_BASE_URL": endpoint.base_url,
                 "OPENAI_API_KEY": endpoint.api_key,
                 "OPENAI_MODEL": endpoint.model,
+                **_without_proxy(endpoint.base_url),
             },
             start_new_session=True,
         )
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stderr is not None
-            printed, said, _ = await asyncio.gather(
-                _last_of(process.stdout), _last_of(process.stderr), _send(process.stdin, row)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        printed, said = _Tail(), _Tail()
+        talk = [
+            asyncio.ensure_future(each)
+            for each in (
+                printed.read(process.stdout), said.read(process.stderr), _send(process.stdin, row)
             )
-            code = await process.wait()
+        ]  # fmt: skip
+        try:
+            while process.returncode is None:  # its wait() may wait for what holds its streams
+                await asyncio.sleep(_BETWEEN)
         finally:
             # Also what it has started, and where the run ends or its time is up.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        if code != 0:
-            raise CommandError(f"ended with exit code {code}{_quoted(said or printed)}")
-        return _reward_in(printed)
+            if process.returncode is not None:
+                await asyncio.wait(talk, timeout=_TO_END)
+            for each in talk:
+                each.cancel()
+        if process.returncode != 0:
+            text = said.text or printed.text
+            raise CommandError(f"ended with exit code {process.returncode}{_quoted(text)}")
+        return _reward_in(printed.text)
+
+
+def _without_proxy(address: str) -> dict[str, str]:
+    """Returns variables that have clients reach an address without a proxy."""
+    names = "NO_PROXY", "no_proxy"
+    known = [x for name in names for x in os.environ.get(name, "").split(",") if x]
+    return dict.fromkeys(names, ",".join([*known, urlsplit(address).hostname or ""]))
+
+
+class _Tail:
+    """The last bytes of a stream."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace").strip()
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while part := await stream.read(1 << 16):
+            self._kept = (self._kept + part)[-_MOST_BYTES:]
 
 
 async def _send(stream: asyncio.StreamWriter, row: dict[str, Any]) -> None:
@@ -84,14 +126,6 @@ async def _send(stream: asyncio.StreamWriter, row: dict[str, Any]) -> None:
         stream.write(json.dumps(row, default=str).encode())
         await stream.drain()
     stream.close()
-
-
-async def _last_of(stream: asyncio.StreamReader) -> str:
-    """Reads a stream to its end, and returns its last bytes as text."""
-    kept = b""
-    while part := await stream.read(1 << 16):
-        kept = (kept + part)[-_MOST_BYTES:]
-    return kept.decode(errors="replace").strip()
 
 
 def _quoted(text: str) -> str:

@@ -1,16 +1,19 @@
 """Completions that agents make, which speak to the model over HTTP."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from grpo_eqx.common.errors import RunError
+from grpo_eqx.common.clean_text import is_name
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.acted import Acted, ToolCounts
@@ -19,14 +22,22 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.environments.calls import MOST_THREADS, Call, Calls, Outcome, StillRunsError, awaited
+from grpo_eqx.environments.calls import (
+    MOST_THREADS,
+    Call,
+    Calls,
+    Outcome,
+    StillRunsError,
+    awaited,
+    interruptible,
+)
 from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.command import Command, CommandError
 from grpo_eqx.environments.endpoint.app import Endpoint
 from grpo_eqx.environments.endpoint.exchange import Exchange, follow
 from grpo_eqx.environments.endpoint.recorder import Recorder, RecordOptions
 from grpo_eqx.environments.endpoint.requests import Wanted
-from grpo_eqx.environments.endpoint.server import served
+from grpo_eqx.environments.endpoint.server import listening, served
 from grpo_eqx.environments.harness_endpoint import HarnessEndpoint
 from grpo_eqx.generation.local_sampler import LocalSampler
 from grpo_eqx.generation.open_session import OpenSession
@@ -35,6 +46,7 @@ from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Samp
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.rewards.contract import read_rewards, reason_of
+from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.settings.config import GRPOConfig
 
 MOST_PROGRAMS = 64
@@ -76,16 +88,30 @@ class HarnessSampler(Sampler):
         - `cfg`: the resolved settings.
         - `open_shape`: slots that answer agents, and limit on the tokens of a request.
 
-        Raises `UserError` for the command line of no program.
+        Raises `UserError` for a program that is not found, and where agents cannot be answered.
         """
-        run = Command(harness) if isinstance(harness, str) else harness
-        self._run, self._sampler, self._cfg = run, sampler, cfg
+        self._sampler, self._cfg = sampler, cfg
+        # Only the first process needs the program and the port.
+        self._run: Any = raise_on_all_hosts(lambda: self._checked(harness) if is_main() else None)
         most = MOST_PROGRAMS if isinstance(harness, str) else MOST_THREADS
         self._calls = Calls(cfg.harness_timeout, most=cfg.harness_concurrency or most)
         self._chat = ChatFormats(tokenizer)
         self._version = 0
         self._has_noted = self._has_noted_blocking = self._has_warned = False
         self._open_shape, self._depth = open_shape, 0
+        self._interruptible = contextlib.ExitStack()
+
+    def _checked(self, harness: Harness | str) -> Harness:
+        """Returns the function; raises `UserError` if it cannot be called, or answered."""
+        if (host := self._cfg.harness_host) in ("0.0.0.0", "::"):
+            raise UserError(
+                f"harness_host is {host}: give the address by which agents reach this machine."
+            )
+        self._listening().close()
+        return Command(harness) if isinstance(harness, str) else harness
+
+    def _listening(self) -> socket.socket:
+        return listening(self._cfg.harness_host, self._cfg.harness_port, "harness_port")
 
     def set_weights(self, model: CausalLM, version: int) -> None:
         self._version = version
@@ -107,12 +133,14 @@ class HarnessSampler(Sampler):
 
     def __enter__(self) -> "HarnessSampler":
         self._depth += 1
+        self._interruptible.enter_context(interruptible())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._calls.close()
+            with self._interruptible:
+                self._calls.close()
 
     def _completed(
         self,
@@ -123,6 +151,7 @@ class HarnessSampler(Sampler):
         """Has agents work in the first process, and draws tokens for them in all."""
         group = len(trajectories) // len(problems)
         real = [problem for problem in problems if problem is not None]
+        is_training = sampling is None
         sampling = sampling or self._sampler.options.sampling
         session = self._sampler.open_session(*self._open_shape)
         recorders = [
@@ -134,8 +163,9 @@ class HarnessSampler(Sampler):
             for problem in real
             for _ in range(group)
         ]
-        if is_main():
-            work = self._called(session, recorders, rows)
+        listener = raise_on_all_hosts(lambda: self._listening() if is_main() else None)
+        if listener is not None:
+            work = self._called(session, listener, recorders, rows, is_training=is_training)
         else:
             follow(session, sampling)
             work = list
@@ -145,20 +175,28 @@ class HarnessSampler(Sampler):
         return self._sampled(trajectories, problems, ended, session)
 
     def _called(
-        self, session: OpenSession, recorders: Sequence[Recorder], rows: Sequence[dict[str, Any]]
+        self,
+        session: OpenSession,
+        listener: socket.socket,
+        recorders: Sequence[Recorder],
+        rows: Sequence[dict[str, Any]],
+        *,
+        is_training: bool,
     ) -> Callable[[], "list[_Ended]"]:
-        """Runs the harness for each row; returns what returns its results, or raises its error."""
+        """Runs the harness for each row; returns a function that returns how the runs ended, or
+        raises an error.
+        """
         clients = {secrets.token_urlsafe(24): recorder for recorder in recorders}
         exchange, name = Exchange(session), str(self._cfg.model)
         server = Endpoint(exchange, self._chat, name, clients.get)
-        with served(server, self._cfg.harness_host, self._cfg.harness_port) as address:
+        with served(server, listener) as address:
 
             async def run(key: str, row: dict[str, Any]) -> Any:
                 endpoint = HarnessEndpoint(f"{address}/v1", key, name)
                 try:
                     return await awaited(functools.partial(self._run, endpoint, row))
                 finally:
-                    del clients[key]  # what it has left running gets no answers any more
+                    clients.pop(key).close()  # what it has left running gets no answers any more
 
             running = self._calls.together(
                 [
@@ -175,7 +213,7 @@ class HarnessSampler(Sampler):
                 _Ended.of(recorder, outcome, self._version)
                 for recorder, outcome in zip(recorders, outcomes, strict=True)
             ]
-            self._check(made)
+            self._check(made, is_training=is_training)
             return made
 
         return result
@@ -191,17 +229,17 @@ class HarnessSampler(Sampler):
             )
         return False
 
-    def _check(self, ended: Sequence["_Ended"]) -> None:
+    def _check(self, ended: Sequence["_Ended"], *, is_training: bool) -> None:
         """Warns of the first run that failed; raises `RunError` where failures stop the run."""
         failures = [each.failure for each in ended if each.failure is not None]
         if not failures:
             return
         said = f"harness {failures[0]}"
-        if len(failures) == len(ended):
+        if len(failures) == len(ended) and is_training:
             raise RunError(f"{said}, and so did all {len(ended)} runs of this step: fix it.")
         if self._cfg.tool_failures == "stop":
             raise RunError(
-                f"{said}: fix it, or set tool_failures to answer, which leaves its completion out."
+                f"{said}: fix it, or leave tool_failures unset, to leave its completion out."
             )
         if not self._has_warned:
             self._has_warned = True
@@ -255,7 +293,7 @@ class HarnessSampler(Sampler):
 
 
 class HarnessReward:
-    """Reward function that returns what the harness has returned."""
+    """Reward function of the harness's own reward."""
 
     def __init__(self, name: str):
         self.__name__ = name
@@ -270,9 +308,8 @@ def harness_name(harness: Harness | str) -> str:
     """Returns the name under which the rewards of a harness are logged."""
     if isinstance(harness, str):
         return "harness"
-    while isinstance(harness, functools.partial):
-        harness = harness.func
-    return str(getattr(harness, "__name__", type(harness).__name__))
+    name = func_name(harness)
+    return name if is_name(name) else "harness"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +331,7 @@ class _Ended:
         else:
             reading = read_rewards([outcome.result], 1)
             if isinstance(reading, str) or isinstance(reading[0], str):
-                failure = f"returned {brief(outcome.result)} and no number"
+                failure = f"returned {brief(outcome.result)}, which is not a number"
             else:
                 reward = reading[0]
         trajectory = recorder.trajectory(version)

@@ -22,7 +22,7 @@ _OF_HARNESSES = (
     "harness_timeout", "harness_concurrency", "harness_host", "harness_port",
     "fork_threshold_tokens",
 )  # fmt: skip
-_OF_BOTH = "tool_failures"
+_OF_BOTH = ("tool_failures",)
 
 ActingSamplers = ActingSampler | FunctionSampler | HarnessSampler
 
@@ -102,8 +102,8 @@ def _check_used(cfg: GRPOConfig, *, has_tools: bool, has_harness: bool) -> None:
     parts = (
         (_OF_TOOLS, has_tools, "tools or environments are", "tools or environment_factory"),
         (_OF_HARNESSES, has_harness, "harness is", "harness"),
-        ((_OF_BOTH,), has_tools or has_harness, "tools or environments are",
-         "tools or environment_factory"),
+        (_OF_BOTH, has_tools or has_harness, "tools or environments are",
+         "tools, environment_factory or harness"),
     )  # fmt: skip
     for names, has_them, what, argument in parts:
         changed = [name for name in names if getattr(cfg, name) != getattr(defaults, name)]

@@ -245,7 +245,7 @@ class OpenSession:
             return shard(array[:, None, None], self._by_row)
 
         top_p, min_p = (values("top_p", 1.0), values("min_p", 0.0)) if truncates else (None, None)
-        one = Sampling(top_k=self._options.sampling.top_k)
+        one = Sampling(top_k=own[0].top_k)  # that of all
         return eqx.tree_at(
             lambda x: (x.temperature, x.top_p, x.min_p),
             one,

@@ -142,8 +142,8 @@ class Learner:
         """Returns the rows of each share with what the loss reads."""
         assert self._begun is not None, "begin comes first"
         (shares, whole, scores), self._begun = self._begun, None
-        counts, mesh = self._counts(rollout), self._scorer.forward.mesh
-        self.num_counted = int(rollout.num_written[counts].sum())
+        mesh, counted = self._scorer.forward.mesh, [self._counted(rollout, x) for x in shares]
+        self.num_counted = sum(int(mask.sum()) for own in counted for mask in own)
         per_update = max(self.num_counted, 1) / len(shares)
         of_each = {}
         if len(shares) > 1:  # each has rows of its own
@@ -153,10 +153,7 @@ class Learner:
                 share.rows,
                 share.packing,
                 mesh,
-                [
-                    each.written & counts.reshape(-1)[sample]
-                    for each, sample in share.sequences.with_samples()
-                ],
+                own,
                 advantages.reshape(-1)[share.sequences.samples],
                 per_update,
                 **{
@@ -165,13 +162,16 @@ class Learner:
                 },
                 **({} if of_each else scores),
             )
-            for share in shares
+            for share, own in zip(shares, counted, strict=True)
         ]
 
-    def _counts(self, rollout: Rollout) -> Bool[np.ndarray, "P G"]:
-        """Returns True for completions that the loss counts."""
-        kept = ~rollout.left_out
-        return kept & rollout.finished if self._cfg.mask_truncated_completions else kept
+    def _counted(self, rollout: Rollout, share: _Packed) -> list[Bool[np.ndarray, " _"]]:
+        """Returns True on the tokens of a share's trajectories that the loss counts."""
+        kept, masks = ~rollout.left_out.reshape(-1), self._cfg.mask_truncated_completions
+        return [
+            each.written & (kept[sample] and (each.is_finished or not masks))
+            for each, sample in share.sequences.with_samples()
+        ]
 
 
 def _own(values: Sequence[_T], whole: _Packed, share: _Packed) -> list[_T]:

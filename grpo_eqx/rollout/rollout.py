@@ -51,8 +51,8 @@ class Rollout:
 
     @functools.cached_property
     def finished(self) -> Bool[np.ndarray, "P G"]:
-        """True where the completion ended by itself."""
-        return self._of_each(lambda x: x.is_finished, bool)
+        """True where the completion ended by itself, and all of its forks."""
+        return self._of_each(lambda x: all(y.is_finished for y in x.all_of_sample), bool)
 
     @property
     def left_out(self) -> Bool[np.ndarray, "P G"]:

@@ -246,8 +246,10 @@ def raised(endpoint: HarnessEndpoint, row: dict[str, Any]) -> None:
 
 FAILURES = {
     "raised ValueError: of its own": raised,
-    "returned 'good' and no number": lambda endpoint, row: ask(endpoint, row) and "good",
-    "returned nan and no number": lambda endpoint, row: ask(endpoint, row) and float("nan"),
+    "returned 'good', which is not a number": lambda endpoint, row: ask(endpoint, row) and "good",
+    "returned nan, which is not a number": lambda endpoint, row: (
+        ask(endpoint, row) and float("nan")
+    ),
     "ended without an answer of the model": lambda endpoint, row: 1.0,
     "raised AuthenticationError": lambda endpoint, row: ask(
         endpoint._replace(api_key="another"), row
@@ -284,7 +286,7 @@ def test_a_run_that_takes_too_long_is_left_out(capsys: pytest.CaptureFixture[str
 def test_a_step_without_a_run_that_succeeds_ends_the_training() -> None:
     with pytest.raises(RunError, match=r"raised ValueError: of its own.*all 4 runs of this step"):
         Rollouts(raised).made()
-    with pytest.raises(RunError, match=r"of its own.*: fix it, or set tool_failures to answer"):
+    with pytest.raises(RunError, match=r"of its own.*: fix it, or leave tool_failures unset"):
         Rollouts(OddOnes(raised), tool_failures="stop").made()
 
 
@@ -344,6 +346,22 @@ def test_a_program_ends_at_its_timeout_with_all_that_it_has_started(tmp_path: Pa
         wait_for_end(pid)
 
 
+def test_a_program_has_ended_though_what_it_started_still_writes(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.sh"
+    script.write_text(
+        f"""cat > /dev/null
+sleep 600 &
+echo $! >> {tmp_path}/pids
+{sys.executable} {tmp_path / "agent.py"} < {tmp_path / "row.json"}
+"""
+    )
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    (tmp_path / "row.json").write_text(json.dumps({"prompt": "?", "n": 0}))
+    assert Rollouts(f"sh {script}").rewards == [len("It is 3.")] * 4
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        wait_for_end(pid)
+
+
 def wait_for_end(pid: int) -> None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]:
@@ -353,8 +371,8 @@ def wait_for_end(pid: int) -> None:
 @pytest.mark.parametrize(
     ("harness", "said"),
     [
-        ("", "harness is '', and an empty text is no program"),
-        ("no_such_program --x", "'no_such_program' is no program on the PATH"),
+        ("", "harness is '', and it is empty"),
+        ("no_such_program --x", "'no_such_program' is not found on the PATH"),
         ("python 'agent.py", "close its quotes"),
     ],
 )

@@ -16,6 +16,7 @@ from grpo_eqx import GRPOConfig
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.environments import Harness, HarnessEndpoint
+from grpo_eqx.environments.endpoint.recorder import MOST_BRANCHES
 from grpo_eqx.environments.harness import HarnessSampler
 from grpo_eqx.evaluation.served_model import ServedModel
 from grpo_eqx.generation.sampler import Sampled
@@ -145,7 +146,7 @@ def test_agents_that_misbehave_change_nothing(model: ServedModel) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [300, pytest.param(2500, marks=pytest.mark.long)])
-def test_thousands_of_requests_are_answered(each: int) -> None:
+def test_thousands_of_requests_are_answered_or_refused(each: int) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "1 + 1?"}]})
 
     def floods(endpoint: HarnessEndpoint, row: dict[str, Any]) -> float:
@@ -163,9 +164,10 @@ def test_thousands_of_requests_are_answered(each: int) -> None:
 
     made = Rollouts(floods).made()
     assert made.acted is not None
-    assert made.acted.columns["harness_reward"] == [each] * 4
+    answered = min(each, MOST_BRANCHES)
+    assert made.acted.columns["harness_reward"] == [answered] * 4
     all_of = [x for own in made.trajectories for x in own.all_of_sample]
-    assert len(all_of) == 4 * each
+    assert len(all_of) == 4 * answered
     assert len({tuple(own.ids.tolist()) for own in all_of}) == 1
 
 

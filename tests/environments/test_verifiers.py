@@ -21,7 +21,7 @@ from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
 from grpo_eqx.environments.endpoint.clients import Guest
 from grpo_eqx.environments.endpoint.exchange import Exchange
-from grpo_eqx.environments.endpoint.server import served
+from grpo_eqx.environments.endpoint.server import listening, served
 from grpo_eqx.evaluation.served_model import ServedModel
 
 MODEL, KEY = "tiny_qwen2", "a secret"
@@ -38,7 +38,7 @@ def server() -> Iterator[SimpleNamespace]:
     endpoint = Endpoint(
         exchange, ChatFormats(model.tokenizer), MODEL, lambda key: guest if key == KEY else None
     )
-    with served(endpoint, "127.0.0.1", 0) as address:
+    with served(endpoint, listening("127.0.0.1", 0, "--port")) as address:
         yield SimpleNamespace(base_url=f"{address}/v1", api_key=KEY, model=MODEL)
         ended.set()
         thread.join()

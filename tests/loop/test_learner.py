@@ -180,3 +180,16 @@ def test_an_advantage_counts_for_each_trajectory_of_its_sample(steps_per_generat
                 found.add((int(first[place]), float(advantage), int(length)))
     flat = ADVANTAGES.reshape(-1)
     assert found == {(int(x.ids[0]), float(flat[x.ids[0] // 100]), len(x)) for x in all_of}
+
+
+def test_a_trajectory_that_was_cut_is_left_out_by_itself() -> None:
+    """Its sample may have others that have ended."""
+    made = rollout(np.ones((P, G), bool))
+    each = made.groups[1][2]
+    cut = dataclasses.replace(each, forks=[]).completed(
+        np.arange(4, dtype=np.int32), finish_reason="length"
+    )
+    made.groups[1][2] = dataclasses.replace(each, forks=[cut])
+    learner, _ = learned(made, mask_truncated_completions=True)
+    assert learner.num_counted == LENGTHS.sum()
+    assert not made.finished[1, 2]

@@ -4,7 +4,15 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from starlette.applications import Starlette
@@ -165,10 +173,22 @@ class Endpoint:
         if wanted.stream:
             parts = self._streamed(answer, wanted, turns, choices)
             return StreamingResponse(parts, media_type="text/event-stream")
+        with _dropping(turns) as left:
+            if not await self._made(request, turns, choices):
+                return Response(status_code=_GONE)
+            for turn, choice in zip(turns, choices, strict=True):
+                left.remove(turn)
+                turn.end(choice, wanted, _message_of(wanted, choice))
+        self._count(choices)
+        return JSONResponse(answer.whole(wanted, choices, self._tokenizer))
+
+    async def _made(
+        self, request: Request, turns: Sequence[Turn], choices: Sequence[Choice]
+    ) -> bool:
+        """Draws completions; returns `False` if the client hangs up before that."""
         async with _cancelled_at_end() as tasks:
             work = [
-                asyncio.create_task(self._filled(wanted, *each))
-                for each in zip(turns, choices, strict=True)
+                asyncio.create_task(self._fill(*each)) for each in zip(turns, choices, strict=True)
             ]
             gone = asyncio.create_task(_until_gone(request))
             tasks += [*work, gone]
@@ -177,33 +197,20 @@ class Endpoint:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not made.done():
                 made.cancel()
-                return Response(status_code=_GONE)
+                return False
             made.result()
-        self._count(choices)
-        return JSONResponse(answer.whole(wanted, choices, self._tokenizer))
+        return True
 
-    async def _filled(
-        self,
-        wanted: Wanted,
-        turn: Turn,
-        choice: Choice,
-        note: Callable[[], None] = lambda: None,
+    async def _fill(
+        self, turn: Turn, choice: Choice, note: Callable[[], None] = lambda: None
     ) -> None:
-        """Draws a completion, and calls `note` whenever there are more tokens of it."""
-        has_ended = False
-        try:
-            async with contextlib.aclosing(self._exchange.complete(turn.request)) as parts:
-                async for drawn in parts:
-                    choice.add(drawn)
-                    if choice.finish_reason is not None:
-                        break
-                    note()
-            has_ended = True
-        finally:
-            if not has_ended:
-                turn.drop()
-        turn.end(choice, wanted, None if wanted.messages is None else as_message(choice.message))
-        note()
+        """Draws a completion, and calls `note` whenever more tokens of it follow."""
+        async with contextlib.aclosing(self._exchange.complete(turn.request)) as parts:
+            async for drawn in parts:
+                choice.add(drawn)
+                if choice.finish_reason is not None:
+                    return
+                note()
 
     async def _streamed(
         self, answer: Answer, wanted: Wanted, turns: Sequence[Turn], choices: Sequence[Choice]
@@ -221,25 +228,29 @@ class Endpoint:
 
             try:
                 send(stream.first())
-                await self._filled(wanted, turn, choice, lambda: send(stream.next()))
+                await self._fill(turn, choice, lambda: send(stream.next()))
+                left.remove(turn)
+                turn.end(choice, wanted, _message_of(wanted, choice))
+                send(stream.next())
                 parts.put_nowait(None)
             except (OverloadedError, EndedError) as error:
                 parts.put_nowait(error)
 
-        async with _cancelled_at_end() as tasks:
-            tasks += [
-                asyncio.create_task(follow(*each)) for each in zip(turns, choices, strict=True)
-            ]
-            num_open = len(choices)
-            while num_open:
-                part = await parts.get()
-                if part is None:
-                    num_open -= 1
-                elif isinstance(part, OverloadedError | EndedError):
-                    yield _event(error_body(_refusal_of(part)))
-                    return
-                else:
-                    yield _event(answer.chunk([part]))
+        with _dropping(turns) as left:
+            async with _cancelled_at_end() as tasks:
+                tasks += [
+                    asyncio.create_task(follow(*each)) for each in zip(turns, choices, strict=True)
+                ]
+                num_open = len(choices)
+                while num_open:
+                    part = await parts.get()
+                    if part is None:
+                        num_open -= 1
+                    elif isinstance(part, OverloadedError | EndedError):
+                        yield _event(error_body(_refusal_of(part)))
+                        return
+                    else:
+                        yield _event(answer.chunk([part]))
         if wanted.with_usage:
             yield _event(answer.chunk([], usage=usage(wanted, choices)))
         self._count(choices)
@@ -272,6 +283,22 @@ async def _body(request: Request) -> Any:
         raise RequestError(400, "the body is not JSON") from None
 
 
+@contextlib.contextmanager
+def _dropping(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
+    """Yields a list of turns, and drops those that are still in it at the end of the block."""
+    left = [*turns]
+    try:
+        yield left
+    finally:
+        for turn in left:
+            turn.drop()
+
+
+def _message_of(wanted: Wanted, choice: Choice) -> dict[str, Any] | None:
+    """Returns a completion as chat templates read it; `None` where requests have texts."""
+    return None if wanted.messages is None else as_message(choice.message)
+
+
 async def _until_gone(request: Request) -> None:
     """Waits until the client hangs up."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -296,7 +323,7 @@ def _event(body: Mapping[str, Any]) -> str:
 
 def _refusal_of(error: OverloadedError | EndedError) -> RequestError:
     if isinstance(error, EndedError):
-        return RequestError(503, "the server ends")
+        return RequestError(503, "the server is shutting down")
     return RequestError(
         429, "too many requests are under way: try again later", code="rate_limit_exceeded"
     )

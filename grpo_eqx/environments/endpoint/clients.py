@@ -31,7 +31,7 @@ class Turn(abc.ABC):
 
     @abc.abstractmethod
     def drop(self) -> None:
-        """Forgets a completion that the client does not get, because it has hung up."""
+        """Forgets a completion that the client does not get, as where it has hung up."""
 
 
 class Client(abc.ABC):

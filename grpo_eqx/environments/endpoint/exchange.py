@@ -90,10 +90,15 @@ class Exchange:
         Those that are under way then get an `EndedError`, also where the session fails.
         """
         try:
-            while not is_to_end():
-                asked, dropped = self._arrived()
-                if jax.process_count() > 1:
-                    from_main([dropped, [_facts_of(each.request) for each in asked]])
+            while True:
+                try:
+                    if is_to_end():
+                        break
+                    asked, dropped = self._arrived()
+                except BaseException:
+                    self._tell(None)  # else the others would wait
+                    raise
+                self._tell([dropped, [_facts_of(each.request) for each in asked]])
                 for number in dropped:
                     self.session.drop(number)
                 for each in asked:
@@ -101,11 +106,15 @@ class Exchange:
                     self._numbers[each.number], self._asked[number] = number, each
                 for drawn in self.session.step():
                     self._hand(drawn)
-            if jax.process_count() > 1:
-                from_main(None)
+            self._tell(None)
         finally:
             self._ended.set()
             self._refuse()
+
+    def _tell(self, what: Any) -> None:
+        """Tells the other processes what to sample; `None`: nothing more."""
+        if jax.process_count() > 1:
+            from_main(what)
 
     def _arrived(self) -> tuple[list["_Asked"], list[int]]:
         """Returns new requests, and the numbers in the session of those that are to end.

@@ -95,6 +95,8 @@ def read_text(body: Any, model: str) -> Wanted:
         or not all(isinstance(x, str) or _are_ids(x) for x in prompts)
     ):
         raise _invalid("prompt", prompt, "a text, a list of texts, or tokens")
+    if len(prompts) * (_count(fields, "n", 1) or 1) > _MOST_CHOICES:
+        raise RequestError(400, f"a request has at most {_MOST_CHOICES} choices", "prompt")
     return Wanted(
         prompts=prompts,
         max_tokens=_count(fields, "max_tokens", 16),

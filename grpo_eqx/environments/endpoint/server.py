@@ -20,14 +20,13 @@ _TO_END = 10.0
 """Seconds after which the server's thread is left to itself."""
 
 
-@contextlib.contextmanager
-def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
-    """Serves an endpoint within the block, and yields its address, as in `http://127.0.0.1:8000`.
+def listening(host: str, port: int, setting: str) -> socket.socket:
+    """Returns a socket that listens; connections wait until it is served.
 
     **Arguments:**
 
-    - `endpoint`: the endpoint.
     - `host`, `port`: where it listens; port 0 is any that is free.
+    - `setting`: name of the port's setting, for messages.
 
     Raises `UserError` if it cannot listen there.
     """
@@ -37,12 +36,26 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
             listener = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(_MOST_WAITING)  # from now on, whatever the thread does until it serves
+            listener.listen(_MOST_WAITING)
         except (OSError, OverflowError) as error:
             raise UserError(
-                f"cannot listen at {host} port {port} ({first_line(error)}): use another --port, "
-                f"or 0 for any that is free."
+                f"cannot listen at {host} port {port} ({first_line(error)}): use another "
+                f"{setting}, or 0 for any that is free."
             ) from error
+        stack.pop_all()
+        return listener
+
+
+@contextlib.contextmanager
+def served(endpoint: Endpoint, listener: socket.socket) -> Iterator[str]:
+    """Serves an endpoint within the block, and yields its address, as in `http://127.0.0.1:8000`.
+
+    **Arguments:**
+
+    - `endpoint`: the endpoint.
+    - `listener`: the socket where it listens, which is closed with the block.
+    """
+    with listener:
         config = uvicorn.Config(
             endpoint.app, log_level="error", access_log=False, lifespan="off",
             timeout_graceful_shutdown=2, timeout_keep_alive=_IDLE,
@@ -54,8 +67,9 @@ def served(endpoint: Endpoint, host: str, port: int) -> Iterator[str]:
         )
         thread.start()
         try:
+            host, port, *_ = listener.getsockname()
             name = f"[{host}]" if ":" in host else host
-            yield f"http://{name}:{listener.getsockname()[1]}"
+            yield f"http://{name}:{port}"
         finally:
             server.should_exit = True
             thread.join(_TO_END)

@@ -17,7 +17,7 @@ from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
 from grpo_eqx.environments.endpoint.clients import Guest
 from grpo_eqx.environments.endpoint.exchange import Exchange
-from grpo_eqx.environments.endpoint.server import is_loopback, served
+from grpo_eqx.environments.endpoint.server import is_loopback, listening, served
 from grpo_eqx.evaluation.served_model import ServedModel
 from grpo_eqx.generation.sampling import GREEDY
 
@@ -67,7 +67,7 @@ def server(model: ServedModel) -> Iterator[Served]:
     )
     thread = threading.Thread(target=exchange.run, args=(ended.is_set,))
     thread.start()
-    with served(endpoint, "127.0.0.1", 0) as address:
+    with served(endpoint, listening("127.0.0.1", 0, "--port")) as address:
         yield Served(address, exchange, model)
         ended.set()
         thread.join()
@@ -224,11 +224,11 @@ def test_too_many_requests_are_refused(server: Served) -> None:
 def test_requests_under_way_at_the_end_are_told(model: ServedModel) -> None:
     exchange, ended = Exchange(model.session(8, 256)), threading.Event()
     endpoint = Endpoint(exchange, ChatFormats(model.tokenizer), MODEL, lambda _: Guest(256))
-    with served(endpoint, "127.0.0.1", 0) as address:
+    with served(endpoint, listening("127.0.0.1", 0, "--port")) as address:
         here = Served(address, exchange, model)
         ended.set()
         exchange.run(ended.is_set)
-        with pytest.raises(openai.InternalServerError, match="the server ends"):
+        with pytest.raises(openai.InternalServerError, match="is shutting down"):
             here.chat()
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.choice import Choice
-from grpo_eqx.environments.endpoint.recorder import Recorder, RecordOptions
+from grpo_eqx.environments.endpoint.recorder import MOST_BRANCHES, Recorder, RecordOptions
 from grpo_eqx.environments.endpoint.requests import RequestError, as_message, read_chat
 from grpo_eqx.generation.open_session import Drawn, Request
 from grpo_eqx.generation.sampling import Sampling
@@ -39,8 +40,8 @@ class Agent:
         body = {"messages": list(messages), **fields}
         wanted = read_chat(body, "m")
         tokenizer = self.chat.tokenizer.with_tools({None: wanted.tools} if wanted.tools else {})
-        ids = tokenizer.encode_prompts([Prompt(list(wanted.messages or ()), {})])
-        turns = self.recorder.begin(wanted, lambda: ids)
+        prompt = Prompt(list(wanted.messages or ()), {})
+        turns = self.recorder.begin(wanted, lambda: tokenizer.encode_prompts([prompt]))
         self.requests += [turn.request for turn in turns]
         return wanted, turns
 
@@ -274,3 +275,94 @@ def test_answers_have_the_room_that_is_left() -> None:
     assert agent.recorder.counts.refused == 1
     with pytest.raises(RequestError, match="max_prompt_length of the run is 200"):
         Agent().begin([{"role": "user", "content": "Sure? " * 300}])
+
+
+def test_a_short_thought_that_the_answer_repeats_is_a_rewrite_too() -> None:
+    agent = Agent(FORGETS_THOUGHTS)
+    message = agent.ask([QUESTION], "<think>3</think>It is 3.<|im_end|>")
+    agent.ask([QUESTION, message, AGAIN], "Yes.<|im_end|>")
+    assert agent.recorder.counts.forks == 1
+
+
+def letters(agent: Agent, text: str) -> list[int]:
+    """Tokens of a text, and an end, that the tokenizer would not write."""
+    drawn = [token for letter in text for token in agent.ids(letter)]
+    assert drawn != agent.ids(text)
+    return [*drawn, *agent.ids("<|im_end|>")]
+
+
+def test_a_change_is_measured_where_it_is_whatever_tokens_came_before() -> None:
+    agent = Agent()
+    first = agent.ask([QUESTION], letters(agent, "It is 3."))
+    second = agent.ask([QUESTION, first, AGAIN], "It is 3, yes.<|im_end|>")
+    changed = {**second, "content": "It is 3, no."}
+    agent.ask([QUESTION, first, AGAIN, changed, AGAIN], "Oh.<|im_end|>")
+    assert agent.recorder.counts.forks == 0
+    assert agent.recorder.counts.drifted_tokens > 0
+    (row,) = agent.rows()
+    assert [text for text, written in row if written] == [
+        "It is 3.<|im_end|>", "It is 3, ", "Oh.<|im_end|>"
+    ]  # fmt: skip
+
+
+def test_what_was_asked_in_vain_leaves_nothing_behind() -> None:
+    """A request that was dropped, and then others of the same dialogue."""
+    agent = Agent()
+    first = agent.ask([QUESTION], letters(agent, "It is 3."))
+    agent.begin([QUESTION, first, {"role": "user", "content": "Never mind."}])[1][0].drop()
+    second = agent.ask([QUESTION, first, AGAIN], letters(agent, "It is 3, yes."))
+    agent.ask([QUESTION, first, AGAIN, second, AGAIN], "Oh.<|im_end|>")
+    assert agent.recorder.counts == (3, 0, 0, 0)
+
+
+def test_no_two_dialogues_have_the_same_draws() -> None:
+    """Also where one of them is dropped, and asked for again."""
+    agent = Agent()
+    turns = [agent.begin([QUESTION])[1][0] for _ in range(3)]
+    turns[1].drop()
+    again = agent.begin([QUESTION])[1][0]
+    assert again.request.address == turns[1].request.address
+    open_ones = turns[0], turns[2], again
+    assert len({turn.request.address for turn in open_ones}) == 3
+    turns[0].drop()
+    assert agent.begin([QUESTION])[1][0].request.address == ADDRESS
+
+
+def test_a_continuation_that_the_template_refuses_is_a_mistake_of_the_client() -> None:
+    alternates = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    agent = Agent(alternates)
+    message = agent.ask([QUESTION], "It is 3.<|im_end|>")
+    with pytest.raises(UserError, match="alternate"):  # which the endpoint answers with 400
+        agent.begin([QUESTION, message, AGAIN, AGAIN])
+    agent.ask([QUESTION, message, AGAIN], "Yes.<|im_end|>")
+    assert len(agent.rows()) == 1
+
+
+def test_nothing_is_recorded_once_a_run_has_ended() -> None:
+    agent = Agent()
+    message = agent.ask([QUESTION], "It is 3.<|im_end|>")
+    wanted, (turn,) = agent.begin([QUESTION, message, AGAIN])
+    agent.recorder.close()
+    agent.end(wanted, turn, "Yes.<|im_end|>")
+    assert len(agent.rows()[0]) == 2
+    with pytest.raises(RequestError, match="has ended"):
+        agent.begin([QUESTION])
+
+
+def test_a_completion_cannot_crowd_out_the_others() -> None:
+    agent = Agent()
+    turns = [turn for _ in range(2) for turn in agent.begin([QUESTION], n=128)[1]]
+    with pytest.raises(RequestError, match="more than 256 answers") as caught:
+        agent.begin([QUESTION])
+    assert caught.value.status == 429
+    for turn in turns:
+        turn.drop()
+    for n in range(MOST_BRANCHES):
+        agent.ask([{"role": "user", "content": f"{n}?"}], "Hm.<|im_end|>")
+    with pytest.raises(RequestError, match="at most 1024 dialogues"):
+        agent.begin([QUESTION])

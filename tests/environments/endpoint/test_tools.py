@@ -13,7 +13,7 @@ from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
 from grpo_eqx.environments.endpoint.clients import Guest
 from grpo_eqx.environments.endpoint.exchange import Exchange
-from grpo_eqx.environments.endpoint.server import served
+from grpo_eqx.environments.endpoint.server import listening, served
 from grpo_eqx.generation.open_session import Drawn, OpenSession, Request
 from tests.environments.templates import FORGETS_CALLS, HERMES, tokenizer_with
 
@@ -78,7 +78,7 @@ def script(request: pytest.FixtureRequest) -> Iterator[tuple[openai.OpenAI, Scri
     thread.start()
     guest = Guest(session.max_length)
     endpoint = Endpoint(exchange, ChatFormats(tokenizer), "m", lambda _: guest)
-    with served(endpoint, "127.0.0.1", 0) as address:
+    with served(endpoint, listening("127.0.0.1", 0, "--port")) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0), session
     ended.set()
     thread.join()
@@ -133,7 +133,7 @@ def test_without_tools_a_call_is_text(script: tuple[openai.OpenAI, Scripted]) ->
 def test_a_template_without_tools_is_named() -> None:
     chat = ChatFormats(tokenizer_with(FORGETS_CALLS))
     endpoint = Endpoint(Exchange(Scripted([])), chat, "m", lambda _: Guest(1000))
-    with served(endpoint, "127.0.0.1", 0) as address:
+    with served(endpoint, listening("127.0.0.1", 0, "--port")) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
         with pytest.raises(openai.BadRequestError, match="leaves out the model's calls"):
             client.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
