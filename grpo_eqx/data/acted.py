@@ -25,7 +25,7 @@ class ToolCounts(NamedTuple):
     forks: float = 0
     """Trajectories that agents began besides the first of a completion."""
     drifted_tokens: float = 0
-    """Tokens that agents sent back otherwise than they were drawn, and that are not trained."""
+    """Tokens of answers that agents have changed, and that are not trained."""
     refused: float = 0
     """Requests of agents for which there was no room."""
 

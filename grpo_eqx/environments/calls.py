@@ -112,9 +112,7 @@ class Calls:
             ) from None
 
     def seconds_blocked(self) -> float:
-        """Returns for how long calls have kept the event loop from going on, where this is asked
-        again and again.
-        """
+        """Returns for how long calls have blocked the event loop, if this is called repeatedly."""
         if self._ping is None or self._ping.done():
             self._ping, self._pinged = self._loop.run(asyncio.sleep(0)), time.monotonic()
         return time.monotonic() - self._pinged

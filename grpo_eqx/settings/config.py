@@ -169,14 +169,13 @@ class GRPOConfig:
     """Completions that the harness works on at a time. None: 64 programs, or 256 calls of a
     function."""
     harness_host: str = "127.0.0.1"
-    """Address at which the first process serves the model to agents. Others than 127.0.0.1 are
-    reached from other machines, which need the secret of a completion to get an answer."""
+    """Address at which the first process serves the model to agents. With another than 127.0.0.1,
+    other machines can connect; they get answers only with the secret of a completion."""
     harness_port: Port = 0
     """Port of that address. 0: any that is free, another in each step."""
     fork_threshold_tokens: NonNegativeInt = 1024
-    """Tokens of an agent's last answer that it may send back otherwise: up to that many, less one,
-    are left out of the loss; more make the rest of the dialogue a trajectory of its own, as does
-    any change of what came before."""
+    """Where an agent changes its last answer, fewer tokens than this are left out of the loss; more
+    begin a trajectory of their own, as does any change of what came before."""
 
     # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)

@@ -136,8 +136,8 @@ _COMPLETIONS = (
     ),
     Metric(
         "agents/drifted_tokens", "tokens",
-        "Tokens of a completion that an agent sent back otherwise than they were drawn, so that "
-        "the loss leaves them out, on average.",
+        "Tokens of a completion's answers that the agent has changed, so that the loss leaves them "
+        "out, on average.",
         "near 0",
     ),
     Metric(

@@ -93,7 +93,7 @@ def failure_metrics(rewards: Rewards) -> dict[str, float]:
 def tool_metrics(acted: Acted | None) -> dict[str, float]:
     """Returns how often completions call tools, and how often calls fail, under TRL's names.
 
-    Or how often agents ask, and what they make of what they were answered.
+    For agents, how often they ask, and how often they rewrite the history.
     """
     if acted is None:
         return {}
