@@ -1,0 +1,55 @@
+"""Folder in which servers find the weights."""
+
+import secrets
+import shutil
+from pathlib import Path
+
+import jax
+
+from grpo_eqx.common.errors import RunError, first_line
+from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
+from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.generation.remote.server import Weights
+from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.models.pretrained import save_pretrained
+
+
+class WeightsFolder:
+    """Folder that the run and the servers share, with one version of the weights at a time."""
+
+    def __init__(self, path: str | Path, dtype: jax.typing.DTypeLike):
+        """**Arguments:**
+
+        - `path`: the folder, under the path that servers see it.
+        - `dtype`: dtype of the tensors.
+        """
+        self._path, self._dtype = Path(path).absolute(), dtype
+        # Servers may have weights of another run, or of this one before it was resumed.
+        self._run = from_main(secrets.token_hex(4))
+        self._written: Path | None = None
+
+    def write(self, model: CausalLM, version: int) -> Weights:
+        """Writes weights in place of those before, which no server may still load.
+
+        All processes must call this. Raises `RunError` where the folder cannot be written.
+        """
+        self.clear()
+        self._written = self._path / f"v{version}"
+        try:
+            raise_on_all_hosts(self._make)
+            save_pretrained(model.merged(), self._written, self._dtype)
+        except OSError as error:
+            raise RunError(
+                f"the weights for the servers cannot be written to {self._written} "
+                f"({first_line(error)}): give a folder with room that the servers share."
+            ) from error
+        return Weights(str(self._written), f"{self._run}-{version}")
+
+    def _make(self) -> None:
+        if is_main():
+            self._path.mkdir(parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        """Removes the weights."""
+        if self._written is not None and is_main():
+            shutil.rmtree(self._written, ignore_errors=True)
