@@ -97,7 +97,8 @@ class RemoteSampler(Sampler):
             if self._last is not None:
                 self._last.wait()  # nothing loads or uses the weights before
             self._weights = self._folder.write(model, version)
-        weights, sampling = self._weights, sampling or self.options.sampling
+        weights = dataclasses.replace(self._weights)  # for which servers are checked anew
+        sampling = sampling or self.options.sampling
 
         def ask(trajectory: Trajectory) -> concurrent.futures.Future[Answer]:
             return self._ask(trajectory, sampling, weights)

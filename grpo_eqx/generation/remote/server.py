@@ -1,8 +1,8 @@
 """A server: which engine it is, and which weights it has."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.generation.remote.connection import (
@@ -20,8 +20,9 @@ _LOADS = 2
 """Times that a server is asked to load the same weights."""
 
 
-class Weights(NamedTuple):
-    """Weights that servers are to have."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights that servers are to have; each batch of completions has an object of its own."""
 
     folder: str
     version: str
@@ -33,9 +34,10 @@ class Server:
     def __init__(self, connection: Connection):
         self.address, self._connection = connection.address, connection
         self._engine: Engine | None = None
-        self._version: str | None = None
-        """Version of its weights, as long as nothing speaks against it."""
-        self._num_failures = 0
+        self._weights: Weights | None = None
+        """Weights that it has, or is about to have, as long as nothing speaks against it."""
+        self._prepared: asyncio.Task[Engine] | None = None
+        """What all requests for these weights wait for."""
         self._lock = asyncio.Lock()
 
     async def complete(self, asked: Asked, weights: Weights) -> Answer:
@@ -45,35 +47,30 @@ class Server:
         that is refused or weights that are not loaded, and `UserError` for a server that cannot
         serve the run.
         """
+        if self._weights is not weights or self._prepared is None:
+            self._weights, self._prepared = weights, asyncio.create_task(self._prepare(weights))
         try:
-            engine = await self._prepared(weights)
+            engine = await asyncio.shield(self._prepared)
             if (fault := engine.fault(asked.sampling)) is not None:
                 raise UserError(f"{self.address}: {fault}.")
             path, body = engine.request(asked)
             answer = engine.read(await self._connection.post(path, body))
             if answer.version not in (None, weights.version):
-                self._version = None
                 raise AnswerError(
                     f"the answer is of the weights {answer.version}, not {weights.version}"
                 )
             return answer
-        except FailedError:
-            self._version = None  # it may have started again
-            self._num_failures += 1
+        except (FailedError, AnswerError):
+            self._weights = None  # it may have started again, with others
             raise
         except RefusedError as error:
             raise RunError(f"{self.address} refuses a request with {error}.") from error
 
-    async def _prepared(self, weights: Weights) -> Engine:
+    async def _prepare(self, weights: Weights) -> Engine:
         """Returns the engine of the server, once it has the weights."""
-        num_failures = self._num_failures
         async with self._lock:
-            if self._num_failures != num_failures:  # many may have waited for this
-                raise FailedError("it has failed a moment ago")
             self._engine = self._engine or await self._find_engine()
-            if self._version != weights.version:
-                await self._load(self._engine, weights)
-                self._version = weights.version
+            await self._load(self._engine, weights)
             return self._engine
 
     async def _find_engine(self) -> Engine:
