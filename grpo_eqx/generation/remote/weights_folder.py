@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from grpo_eqx.common.errors import RunError, first_line
-from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.generation.remote.server import Weights
 from grpo_eqx.models.interface import CausalLM
@@ -24,8 +24,6 @@ class WeightsFolder:
         - `dtype`: dtype of the tensors.
         """
         self._path, self._dtype = Path(path).absolute(), dtype
-        # Servers may have weights of another run, or of this one before it was resumed.
-        self._run = from_main(secrets.token_hex(4))
         self._written: Path | None = None
 
     def write(self, model: CausalLM, version: int) -> Weights:
@@ -43,7 +41,8 @@ class WeightsFolder:
                 f"the weights for the servers cannot be written to {self._written} "
                 f"({first_line(error)}): give a folder with room that the servers share."
             ) from error
-        return Weights(str(self._written), f"{self._run}-{version}")
+        # Servers may have weights of that number already, such as those of another run.
+        return Weights(str(self._written), f"{version}-{secrets.token_hex(4)}")
 
     def _make(self) -> None:
         if is_main():

@@ -109,7 +109,7 @@ def test_weights_are_loaded_once_for_a_version(
     folders = [str(tmp_path / f"v{version}") for version in range(3)]
     for engine in run.engines:
         assert engine.folders == folders
-        assert engine.version.endswith("-2")
+        assert engine.version.startswith("2-")
         assert len(engine.bodies) >= 6 * 4
     run.sampler.close()
     assert not [*tmp_path.iterdir()]
@@ -136,7 +136,7 @@ def test_a_server_that_keeps_old_weights_is_refused(
     (engine,) = run.engines
     engine.loads = False
     with pytest.raises(
-        RunError, match=rf"{engine.address} has the weights default, .*-4 from .*v4"
+        RunError, match=rf"{engine.address} has the weights default, .* 4-[0-9a-f]+ from .*v4"
     ):
         run.sample()
     assert len(engine.folders) == 2
@@ -154,7 +154,7 @@ def test_a_server_that_starts_again_is_sent_the_weights(
     engine.intercept = once(COMPLETES[kind], JSONResponse({}, 503))
     check_whole(run.sample())
     assert len(engine.folders) == 2
-    assert engine.version.endswith("-0")
+    assert engine.version.startswith("0-")
 
 
 def test_an_answer_of_other_weights_is_not_taken(
