@@ -16,6 +16,10 @@ class FailedError(Exception):
     """A server does not answer, or answers that it cannot: a later request may succeed."""
 
 
+class LateError(FailedError):
+    """A server has not answered in time."""
+
+
 class RefusedError(Exception):
     """A server refuses a request, and would refuse it again."""
 
@@ -40,7 +44,7 @@ class Connection:
         """**Arguments:**
 
         - `address`: address of the server, as in `http://host:8000`.
-        - `client`: sends the requests.
+        - `client`: sends the requests, with its limits of time.
         """
         self.address, self._client = address, client
 
@@ -68,7 +72,8 @@ class Connection:
         try:
             answer = await self._client.request(method, f"{self.address}{path}", json=body)
         except httpx.TimeoutException as error:
-            raise FailedError(f"{path} has not answered in time ({class_name(error)})") from error
+            late = FailedError if isinstance(error, httpx.ConnectTimeout) else LateError
+            raise late(f"{path} has not answered in time ({class_name(error)})") from error
         except httpx.TransportError as error:
             raise FailedError(f"{path}: {class_name(error)}, {first_line(error)}") from error
         status = answer.status_code

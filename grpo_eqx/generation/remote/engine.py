@@ -1,4 +1,4 @@
-"""What servers of one kind are asked, and how their answers are read."""
+"""Requests to servers of one kind, and how their answers are read."""
 
 import abc
 import dataclasses

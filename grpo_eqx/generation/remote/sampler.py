@@ -53,8 +53,8 @@ class RemoteSampler(Sampler):
     vLLM servers are started with the environment variable `VLLM_SERVER_DEV_MODE=1`, and with
     `--logprobs-mode processed_logprobs` where the temperature is not 1 or tokens are truncated.
     SGLang servers are started without `SGLANG_RETURN_ORIGINAL_LOGPROB`, and honor seeds with
-    `--enable-deterministic-inference`. Of an API key, the environment variable
-    `GRPO_EQX_SAMPLER_API_KEY` has the value.
+    `--enable-deterministic-inference`. Servers get the API key in the environment variable
+    `GRPO_EQX_SAMPLER_API_KEY`.
     """
 
     def __init__(self, addresses: Sequence[str], folder: str | Path, options: RemoteOptions):
@@ -123,7 +123,10 @@ class RemoteSampler(Sampler):
         """Returns trajectories of which those that fill the batch up have ended."""
         if problems is None:
             return list(trajectories)
-        group, end = len(trajectories) // len(problems), np.array(self.options.end_ids[:1])
+        group, end = (
+            len(trajectories) // len(problems),
+            np.array(self.options.end_ids[:1], np.int32),
+        )
         return [
             each.completed(end) if problems[n // group] is None else each
             for n, each in enumerate(trajectories)

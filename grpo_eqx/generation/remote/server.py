@@ -37,7 +37,7 @@ class Server:
         self._weights: Weights | None = None
         """Weights that it has, or is about to have, as long as nothing speaks against it."""
         self._prepared: asyncio.Task[Engine] | None = None
-        """What all requests for these weights wait for."""
+        """Task that all requests for these weights wait for."""
         self._lock = asyncio.Lock()
 
     async def complete(self, asked: Asked, weights: Weights) -> Answer:

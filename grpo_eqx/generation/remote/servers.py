@@ -13,7 +13,13 @@ import httpx
 from grpo_eqx.common.errors import RunError, UserError, shown
 from grpo_eqx.common.event_loop import LoopThread
 from grpo_eqx.common.process_state import warn
-from grpo_eqx.generation.remote.connection import API_KEY, AnswerError, Connection, FailedError
+from grpo_eqx.generation.remote.connection import (
+    API_KEY,
+    AnswerError,
+    Connection,
+    FailedError,
+    LateError,
+)
 from grpo_eqx.generation.remote.engine import Answer, Asked
 from grpo_eqx.generation.remote.server import Server, Weights
 
@@ -23,7 +29,11 @@ _PAUSE = 0.5
 """Seconds after a server's first failure before it is asked again; they double with each failure in
 a row."""
 _MOST_FAILURES = 8
-"""Failures in a row after which a server is left out; about a minute."""
+"""Failures in a row after which a server is left out, about a minute after the first; and failures
+of one request, for each server, after which the run ends."""
+_LATE_AS = 4
+"""Failures as which a late answer counts: to wait for it takes long enough."""
+_MOST_DOUBLINGS = 6
 _MOST_FAULTS = 3
 """Answers to one request that are not what was asked for, before the run ends."""
 _MOST_UNDER_WAY = 256
@@ -44,7 +54,7 @@ class _Member:
     reason: str = ""
     """Why it failed last."""
     has_warned: bool = False
-    """Whether the user has been told of an answer that was not what was asked for."""
+    """Whether the user has been told of an answer that was late, or not what was asked for."""
 
     @property
     def is_left_out(self) -> bool:
@@ -99,7 +109,7 @@ class Servers:
     async def _complete(
         self, asked: Asked, weights: Weights, checked: Callable[[Answer], Answer]
     ) -> Answer:
-        faults, before = 0, None
+        faults, failures, before = 0, 0, None
         async with self._room:
             while True:
                 before = member = await self._next(before)
@@ -111,12 +121,15 @@ class Servers:
                         member.failures = 0
                     return answer
                 except FailedError as error:
-                    self._note_failure(member, started, error)
+                    failures += 1
+                    self._note_failure(member, started, error, failures)
                 except AnswerError as error:
                     faults += 1
                     _note_fault(member, faults, error)
                 finally:
                     member.under_way -= 1
+                if (doublings := failures - len(self._members)) > 0:
+                    await asyncio.sleep(_PAUSE * 2 ** min(doublings, _MOST_DOUBLINGS))
 
     async def _next(self, before: _Member | None) -> _Member:
         """Returns the server to ask, another than `before` if there is one.
@@ -138,18 +151,27 @@ class Servers:
                 return min(others or ready, key=lambda each: each.under_way)
             await asyncio.sleep(min(each.retry_at for each in left) - now)
 
-    def _note_failure(self, member: _Member, started: float, error: FailedError) -> None:
-        """Notes that a request failed that was started at a time."""
+    def _note_failure(
+        self, member: _Member, started: float, error: FailedError, number: int
+    ) -> None:
+        """Notes that a request failed, as its failure of a number; raises `RunError` after many."""
+        if number == _MOST_FAILURES * len(self._members):
+            raise RunError(
+                f"a request failed {number} times, last at {member.server.address} ({error}): look "
+                f"at the servers' logs, and resume the run."
+            ) from error
+        if isinstance(error, LateError):
+            _warn_once(member, error)
         if member.is_left_out or started < member.failed_at:
             return  # one of several that were under way
         member.failed_at = time.monotonic()
         member.retry_at = member.failed_at + _PAUSE * 2**member.failures
-        member.failures += 1
+        member.failures += _LATE_AS if isinstance(error, LateError) else 1
         member.reason = str(error)
         if member.is_left_out and not all(each.is_left_out for each in self._members):
             warn(
-                f"{member.server.address} has failed {_MOST_FAILURES} times in a row "
-                f"({member.reason}): the run goes on without it"
+                f"{member.server.address} fails again and again ({member.reason}): the run goes on "
+                f"without it"
             )
 
 
@@ -160,6 +182,10 @@ def _note_fault(member: _Member, number: int, error: AnswerError) -> None:
             f"{number} answers to one request are not whole, the last by {member.server.address} "
             f"({error}): look at the servers' versions and logs."
         ) from error
+    _warn_once(member, error)
+
+
+def _warn_once(member: _Member, error: Exception) -> None:
     if not member.has_warned:
         member.has_warned = True
         warn(f"{member.server.address}: {error}; the request is sent again")

@@ -282,7 +282,7 @@ def test_the_run_goes_on_without_a_server_that_dies(
         made = run.sample()
         assert [x.ids.tolist() for x in made] == [x.ids.tolist() for x in expected]
     warned = capsys.readouterr().err
-    assert warned.count(f"{run.engines[0].address} has failed 8 times in a row") == 1
+    assert warned.count(f"{run.engines[0].address} fails again and again") == 1
     assert run.engines[1].address not in warned
     run.engines[1].stop()
     with pytest.raises(RunError, match="no server is left") as error:
@@ -291,7 +291,11 @@ def test_the_run_goes_on_without_a_server_that_dies(
 
 
 def test_a_late_answer_is_asked_for_elsewhere(
-    stack: contextlib.ExitStack, tmp_path: Path, model: Decoder, kind: Kind
+    stack: contextlib.ExitStack,
+    tmp_path: Path,
+    model: Decoder,
+    kind: Kind,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Run(stack, tmp_path, [kind, kind], timeout=1.0)
     run.sampler.set_weights(model, 0)
@@ -306,6 +310,28 @@ def test_a_late_answer_is_asked_for_elsewhere(
     late.intercept = never
     assert [x.ids.tolist() for x in run.sample()] == [x.ids.tolist() for x in expected]
     assert len(in_time.bodies) == before + 16
+    warned = capsys.readouterr().err
+    assert warned.count(f"{late.address}: {COMPLETES[kind]} has not answered in time") == 1
+
+
+def test_a_request_that_always_fails_ends_the_run(
+    stack: contextlib.ExitStack, tmp_path: Path, model: Decoder, kind: Kind
+) -> None:
+    """While the server completes others."""
+    run = Run(stack, tmp_path, [kind])
+    run.sampler.set_weights(model, 0)
+    (engine,) = run.engines
+    fails = run.sample()[5]
+
+    def change(made: Made) -> Made:
+        if made.ids == fails.ids.tolist():
+            raise RuntimeError("out of memory")
+        return made
+
+    engine.change = change
+    with pytest.raises(RunError, match=rf"failed 8 times, last at {engine.address} .*status 500"):
+        run.sample()
+    assert len(engine.bodies) == 16 + 15 + 8
 
 
 def test_requests_that_are_refused_are_not_sent_again(
