@@ -74,7 +74,6 @@ class RemoteSampler(Sampler):
         self._model: tuple[CausalLM, int] | None = None
         self._weights: Weights | None = None
         """The weights as they are in the folder."""
-        self._last: RemoteSession | None = None
 
     def set_weights(self, model: CausalLM, version: int) -> None:
         if self._model is None or self._model[0] is not model or self._model[1] != version:
@@ -94,8 +93,8 @@ class RemoteSampler(Sampler):
         assert until is None, "servers complete what they have begun"
         model, version = self._model
         if self._weights is None:
-            if self._last is not None:
-                self._last.wait()  # nothing loads or uses the weights before
+            if self._servers is not None:
+                self._servers.wait()  # nothing loads or uses the weights before
             self._weights = self._folder.write(model, version)
         weights = dataclasses.replace(self._weights)  # for which servers are checked anew
         sampling = sampling or self.options.sampling
@@ -103,16 +102,13 @@ class RemoteSampler(Sampler):
         def ask(trajectory: Trajectory) -> concurrent.futures.Future[Answer]:
             return self._ask(trajectory, sampling, weights)
 
-        self._last = RemoteSession(
+        return RemoteSession(
             None if self._servers is None else ask, self._real(trajectories, problems),
             self.options.max_completion_length, version, responder,
         )  # fmt: skip
-        return self._last
 
     def close(self) -> None:
         """Ends all requests, and removes the weights from the folder."""
-        if self._last is not None:
-            self._last.cancel()
         if self._servers is not None:
             self._servers.close()
         self._folder.clear()

@@ -83,6 +83,7 @@ class Servers:
         )
         self._members = [_Member(Server(Connection(each, self._client))) for each in addresses]
         self._room = asyncio.Semaphore(_MOST_UNDER_WAY * len(addresses))
+        self._under_way = set[concurrent.futures.Future[Answer]]()
         self._loop = LoopThread("remote_sampler", lambda error: None)  # futures have all errors
 
     def ask(
@@ -99,10 +100,20 @@ class Servers:
         The result raises `RunError` once no server is left, or where answers are not whole, and
         `UserError` for a server that cannot serve the run.
         """
-        return self._loop.run(self._complete(asked, weights, checked))
+        future = self._loop.run(self._complete(asked, weights, checked))
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def wait(self) -> None:
+        """Waits until all requests have ended."""
+        concurrent.futures.wait(list(self._under_way))
 
     def close(self) -> None:
         """Ends all requests and connections."""
+        for future in list(self._under_way):
+            future.cancel()
+        self.wait()
         self._loop.run(self._client.aclose()).result()
         self._loop.close()
 

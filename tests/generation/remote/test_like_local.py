@@ -22,8 +22,8 @@ from grpo_eqx.generation import LocalSampler, Sampling, Stopping
 from grpo_eqx.generation.open_session import Drawn, Request
 from grpo_eqx.generation.remote import RemoteOptions, RemoteSampler, request_seed
 from grpo_eqx.generation.sampler import Responder
+from grpo_eqx.models import pretrained
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.models.pretrained import from_pretrained
 
 from .fake_engines import ENGINES, FakeEngine, Kind, Made, running
 
@@ -67,8 +67,9 @@ class Around:
         return Made(choice["token_ids"], logps, choice["finish_reason"])
 
     def load(self, folder: str) -> None:
+        assert len([*Path(folder).glob("model-*.safetensors")]) > 2
         sampler = self._model.sampler
-        sampler.set_weights(from_pretrained(folder, sampler.mesh), 0)
+        sampler.set_weights(pretrained.from_pretrained(folder, sampler.mesh), 0)
         self.exchange.session = sampler.open_session(8, 128)
 
 
@@ -124,8 +125,9 @@ def engines(request: pytest.FixtureRequest, model: ServedModel) -> Iterator[list
 
 @pytest.fixture
 def remote(
-    engines: list[FakeEngine], model: ServedModel, tmp_path: Path
+    engines: list[FakeEngine], model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RemoteSampler]:
+    monkeypatch.setattr(pretrained, "_FILE_BYTES", 200_000)  # so that there are several
     stopping = Stopping.of_ids(model.tokenizer.eos_ids, model.model.config.vocab_size)
     options = RemoteOptions(
         sampling=SAMPLING, max_completion_length=LONGEST, stopping=stopping, seed=SEED,
