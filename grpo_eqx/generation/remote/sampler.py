@@ -41,7 +41,7 @@ class RemoteOptions:
     """Strings that end it."""
     seed: int
     dtype: jax.typing.DTypeLike = jnp.bfloat16
-    """Dtype of the weights that servers load."""
+    """Dtype of the files of weights. A server that quantizes does so as it loads them."""
     timeout: float = 600.0
     """Seconds in which a server completes a request, or loads weights."""
 
@@ -119,10 +119,8 @@ class RemoteSampler(Sampler):
         """Returns trajectories of which those that fill the batch up have ended."""
         if problems is None:
             return list(trajectories)
-        group, end = (
-            len(trajectories) // len(problems),
-            np.array(self.options.end_ids[:1], np.int32),
-        )
+        group = len(trajectories) // len(problems)
+        end = np.array(self.options.end_ids[:1], np.int32)
         return [
             each.completed(end) if problems[n // group] is None else each
             for n, each in enumerate(trajectories)
