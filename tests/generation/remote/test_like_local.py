@@ -15,7 +15,9 @@ import pytest
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.environments.chat_format import ChatFormats
 from grpo_eqx.environments.endpoint.app import Endpoint
+from grpo_eqx.environments.endpoint.clients import Guest
 from grpo_eqx.environments.endpoint.exchange import Exchange
 from grpo_eqx.evaluation.served_model import ServedModel
 from grpo_eqx.generation import LocalSampler, Sampling, Stopping
@@ -54,7 +56,8 @@ class Around:
         model.sampler.set_weights(before, 0)
         self._model = model
         self.exchange = Addressed(model.sampler.open_session(8, 128))
-        endpoint = Endpoint(self.exchange, model.tokenizer, MODEL)
+        guest = Guest(self.exchange.session.max_length)
+        endpoint = Endpoint(self.exchange, ChatFormats(model.tokenizer), MODEL, lambda _: guest)
         transport = httpx.ASGITransport(app=endpoint.app)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://endpoint")
 
