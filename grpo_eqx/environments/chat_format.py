@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -412,5 +411,4 @@ def _checked(calls: Any) -> list[Message]:
         function["name"].encode()  # half a character could not be answered
         if function.get("arguments") is None:
             function["arguments"] = {}
-        json.dumps(function["arguments"], ensure_ascii=False, default=str).encode()  # the same
     return flat

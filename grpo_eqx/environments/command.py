@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grpo_eqx.common.errors import UserError, shown
+from grpo_eqx.distributed.exits import last_act
 from grpo_eqx.environments.harness_endpoint import HarnessEndpoint
 
 _MOST_BYTES = 1 << 20
@@ -81,13 +83,13 @@ class Command:
                 printed.read(process.stdout), said.read(process.stderr), _send(process.stdin, row)
             )
         ]  # fmt: skip
+        end = functools.partial(_end_group, process.pid)
         try:
-            while process.returncode is None:  # its wait() may wait for what holds its streams
-                await asyncio.sleep(_BETWEEN)
+            with last_act(end):  # also where the trainer's process ends at once
+                while process.returncode is None:  # its wait() may wait for what holds its streams
+                    await asyncio.sleep(_BETWEEN)
         finally:
-            # Also what it has started, and where the run ends or its time is up.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end()
             if process.returncode is not None:
                 await asyncio.wait(talk, timeout=_TO_END)
             for each in talk:
@@ -103,6 +105,12 @@ def _without_proxy(address: str) -> dict[str, str]:
     names = "NO_PROXY", "no_proxy"
     known = [x for name in names for x in os.environ.get(name, "").split(",") if x]
     return dict.fromkeys(names, ",".join([*known, urlsplit(address).hostname or ""]))
+
+
+def _end_group(number: int) -> None:
+    """Kills a program, if it still runs, and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
 
 
 class _Tail:

@@ -205,7 +205,11 @@ class HarnessSampler(Sampler):
                 ]
             )
             running.add_done_callback(lambda _: exchange.wake())
-            exchange.run(lambda: running.done() or self._note_blocking())
+            try:
+                exchange.run(lambda: running.done() or self._note_blocking())
+            except BaseException:
+                self._calls.close()  # first, as the process may have few seconds left
+                raise
 
         def result() -> list[_Ended]:
             outcomes = self._calls.result(running)

@@ -199,8 +199,10 @@ class Rollouts:
 
 
 def ask(endpoint: HarnessEndpoint, row: dict[str, Any]) -> str:
-    client = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
-    made = client.chat.completions.create(model=endpoint.model, messages=asked(row))
+    with openai.OpenAI(
+        base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0
+    ) as client:
+        made = client.chat.completions.create(model=endpoint.model, messages=asked(row))
     return made.choices[0].message.content or ""
 
 

@@ -86,7 +86,8 @@ class Choice:
                     "type": "function",
                     "function": {
                         "name": call["function"]["name"],
-                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                        # In ASCII, as half a character could not be sent otherwise.
+                        "arguments": json.dumps(call["function"]["arguments"]),
                     },
                 }
                 for n, call in enumerate(calls)

@@ -182,7 +182,11 @@ def as_message(each: Any) -> dict[str, Any]:
         message["tool_calls"] = [_call(call) for call in calls]
     if not is_message(message):
         raise _invalid("messages", each, "messages with a role and a text")
-    return message
+    # Half a character, as in an escape of JSON, has no tokens.
+    whole: dict[str, Any] = json.loads(
+        json.dumps(message, ensure_ascii=False).encode(errors="replace")
+    )
+    return whole
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -137,3 +138,21 @@ def test_a_template_without_tools_is_named() -> None:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
         with pytest.raises(openai.BadRequestError, match="leaves out the model's calls"):
             client.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+
+
+HALF = CALL.replace('"a": 1', '"a": "\\ud83d"')
+
+
+@pytest.mark.parametrize("script", [[HALF, "It is 3.<|im_end|>"]], indirect=True)
+def test_half_a_character_is_sent_and_taken_back(script: tuple[openai.OpenAI, Scripted]) -> None:
+    client, _ = script
+    create = client.chat.completions.create
+    (choice,) = create(model="m", messages=QUESTION, tools=TOOLS).choices
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert json.loads(call.function.arguments)["a"] == "\ud83d"
+    answer: Any = {"role": "tool", "tool_call_id": call.id, "content": "\ud83d"}
+    messages = [*QUESTION, choice.message.model_dump(exclude_none=True), answer]
+    body = json.dumps({"messages": messages, "tools": TOOLS})
+    made = httpx.post(f"{client.base_url}chat/completions", content=body, timeout=60)
+    assert made.json()["choices"][0]["message"]["content"] == "It is 3."
