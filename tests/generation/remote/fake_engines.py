@@ -135,7 +135,11 @@ def running(engine: FakeEngine) -> Iterator[FakeEngine]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            engine.app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+            engine.app,
+            log_level="critical",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            log_config=None,  # which would close the handlers of pytest
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
