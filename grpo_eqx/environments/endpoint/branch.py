@@ -47,7 +47,7 @@ class Branch:
     @property
     def is_written(self) -> bool:
         """Whether it has an answer."""
-        return bool(self.finish_reason) and any(self._written)
+        return any(self._written)
 
     def is_continued_by(self, contents: Sequence[Content], tools: Tools) -> bool:
         """Returns whether more messages follow those of the branch in a request.
@@ -96,7 +96,7 @@ class Branch:
         return drifted
 
     def take(self, choice: Choice, wanted: Wanted, message: Message | None, text: str) -> None:
-        """Adds an answer.
+        """Adds an answer to the request that `go_on` has taken.
 
         **Arguments:**
 
@@ -105,7 +105,6 @@ class Branch:
         - `message`: the answer as chat templates read it; `None` where requests have texts.
         - `text`: the messages of the request as the template renders them; empty if not known.
         """
-        self.answer = len(self.ids)
         self.ids += choice.ids
         self._written += [True] * len(choice.ids)
         self._logps += choice.logps

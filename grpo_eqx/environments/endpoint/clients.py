@@ -74,7 +74,7 @@ class Guest(Client):
     def begin(self, wanted: Wanted, encode: Encode) -> list[Turn]:
         prompts = encode()
         for ids in prompts:
-            check_room(wanted, len(ids), self._max_length)
+            _check_room(wanted, len(ids), self._max_length)
         seed = secrets.randbits(31) if wanted.seed is None else wanted.seed % 2**31
         return [
             _SingleTurn(
@@ -91,7 +91,7 @@ class Guest(Client):
         ]
 
 
-def check_room(wanted: Wanted, length: int, most: int) -> None:
+def _check_room(wanted: Wanted, length: int, most: int) -> None:
     """Raises `RequestError` for a prompt that leaves no room for its completion."""
     if length + (wanted.max_tokens or 1) > most:
         raise RequestError(

@@ -205,7 +205,7 @@ class Recorder(Client):
         render = functools.partial(chat.tokenizer.template.render, tools=wanted.tools, opens=False)
         try:
             before = branch.text or render(branch.messages[:-1])
-            if thought_of(branch.messages[-1]):
+            if _thought_of(branch.messages[-1]):
                 before = render(branch.messages)
             whole = render(given)
             if given[number]["role"] == "assistant" or not whole.startswith(before.rstrip()):
@@ -328,7 +328,7 @@ def _one_of(encode: Encode, index: int) -> list[int]:
     return list(encode()[index])
 
 
-def thought_of(message: Mapping[str, Any]) -> str:
+def _thought_of(message: Mapping[str, Any]) -> str:
     """Returns the thought of an answer; empty where it has none."""
     before, end, _ = message["content"].partition("</think>")
     thought = message.get("reasoning_content") or message.get("thinking") or before * bool(end)
